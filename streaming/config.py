@@ -40,9 +40,7 @@ class AudioFormat:
             MIN_SAMPLE_RATE_HZ <= self.sample_rate_hz <= MAX_SAMPLE_RATE_HZ,
             f"sample_rate must be {MIN_SAMPLE_RATE_HZ} to {MAX_SAMPLE_RATE_HZ} Hz, not {self.sample_rate_hz}",
         )
-        _require(
-            1 <= self.channels <= MAX_CHANNELS, f"channels must be 1 to {MAX_CHANNELS}, not {self.channels}"
-        )
+        _require(1 <= self.channels <= MAX_CHANNELS, f"channels must be 1 to {MAX_CHANNELS}, not {self.channels}")
 
     @property
     def sample_bytes(self) -> int:
@@ -68,7 +66,9 @@ class EndpointerConfig:
     pause_ms: int = 500
 
     def __post_init__(self) -> None:
-        _require(0.0 < self.release_threshold <= self.threshold < 1.0, "thresholds must be 0 < release <= threshold < 1")
+        _require(
+            0.0 < self.release_threshold <= self.threshold < 1.0, "thresholds must be 0 < release <= threshold < 1"
+        )
         _require(WINDOW_MS <= self.min_speech_ms <= 2_000, "min_speech_ms must be 32 to 2000")
         _require(WINDOW_MS <= self.pause_ms <= 10_000, "pause_ms must be 32 to 10000")
 
@@ -79,17 +79,22 @@ class SegmenterConfig:
 
     ``pre_roll_ms`` of audio before the onset is decoded with the utterance, and ``post_roll_ms`` after its end: a
     final can be asked as soon as that much of the pause is there. ``max_utterance_ms`` forces a cut, at the quietest
-    place of the utterance's second half.
+    place of the last ``cut_zone_ms``; words in that zone are not committed before the cut is made.
     """
 
     pre_roll_ms: int = 320
     post_roll_ms: int = 192
     max_utterance_ms: int = 20_000
+    cut_zone_ms: int = 6_000
 
     def __post_init__(self) -> None:
         _require(0 <= self.pre_roll_ms <= 2_000, "pre_roll_ms must be 0 to 2000")
         _require(0 <= self.post_roll_ms <= 2_000, "post_roll_ms must be 0 to 2000")
         _require(1_000 <= self.max_utterance_ms <= 26_000, "max_utterance_ms must be 1000 to 26000")
+        _require(
+            500 <= self.cut_zone_ms <= self.max_utterance_ms // 2,
+            "cut_zone_ms must be at least 500 and at most half of max_utterance_ms",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +117,15 @@ class PartialConfig:
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
-    """Everything a session needs to know, fixed for its life."""
+    """Everything a session needs to know, fixed for its life.
+
+    ``early_final`` asks for the final as soon as a pause begins, instead of when it has lasted ``pause_ms``.
+    """
 
     audio: AudioFormat = field(default_factory=AudioFormat)
     endpointer: EndpointerConfig = field(default_factory=EndpointerConfig)
     segmenter: SegmenterConfig = field(default_factory=SegmenterConfig)
     partials: PartialConfig = field(default_factory=PartialConfig)
     options: DecodeOptions = field(default_factory=DecodeOptions)
+    early_final: bool = True
     final_priority: Priority = Priority.LIVE_FINAL
