@@ -92,4 +92,5 @@ class SessionDone:
 
 
 Transcript = PartialTranscript | FinalTranscript | TranscriptFailed
+ClientEvent = SpeechStarted | SpeechStopped | Transcript | SessionDone  # what a client is told
 Output = SpeechStarted | SpeechStopped | Transcript | Decode | CancelDecode | SessionDone

@@ -1,0 +1,176 @@
+"""The ``hark`` command: serve, transcribe, stream, mic, fetch."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from app import client
+from app.settings import Settings, load_settings
+from streaming.errors import SttError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Speech to text, while it is being spoken.",
+)
+_stderr = Console(stderr=True)
+
+
+class OutputFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    SRT = "srt"
+    VTT = "vtt"
+
+
+def _fail(message: str) -> typer.Exit:
+    _stderr.print(f"[red]hark:[/red] {message}", highlight=False)
+    return typer.Exit(1)
+
+
+def _settings(**overrides: object) -> Settings:
+    try:
+        return load_settings(**overrides)
+    except ValueError as error:
+        raise _fail(str(error)) from None
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on (HARK_HOST).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port (HARK_PORT).")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name, hub repository or directory (HARK_MODEL).")] = None,
+    engine: Annotated[str | None, typer.Option(help="ctranslate or scripted (HARK_ENGINE).")] = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Show every setting and leave.")] = False,
+) -> None:
+    """Serve the page and the API."""
+    settings = _settings(host=host, port=port, model=model, engine=engine)
+    if print_config:
+        print(settings.model_dump_json(indent=2))
+        return
+    from app import main as root
+    from app.telemetry import configure_logging
+
+    try:
+        sock = root.listen(settings.host, settings.port)
+    except OSError as error:
+        raise _fail(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
+    if settings.engine.value != "scripted":
+        _fetch([settings.model], settings)
+    shown = "localhost" if settings.host in ("0.0.0.0", "::", "127.0.0.1") else settings.host
+    _stderr.print(f"Hark listens on [bold]http://{shown}:{sock.getsockname()[1]}[/bold]  (Ctrl-C ends it)")
+    configure_logging(settings.log_level)
+    root.serve(settings, sock)
+
+
+def _fetch(names: list[str], settings: Settings) -> dict[str, Path]:
+    from app import main as root
+    from models import weights
+
+    try:
+        with weights.ProgressBars(_stderr) as bars:
+            return root.fetch(names, settings, bars)
+    except SttError as error:
+        raise _fail(error.message) from None
+
+
+@app.command()
+def fetch(names: Annotated[list[str], typer.Argument(help="Model names, hub repositories or directories.")]) -> None:
+    """Fetch weights (and the speech detector) and say where they are."""
+    for name, path in _fetch(names, _settings()).items():
+        print(f"{name}\t{path}")
+
+
+@app.command()
+def transcribe(
+    files: Annotated[list[Path], typer.Argument(help="Audio or video files.")],
+    output_format: Annotated[OutputFormat, typer.Option("--format", "-f")] = OutputFormat.TEXT,
+    model: Annotated[str | None, typer.Option(help="Model name, hub repository or directory.")] = None,
+    language: Annotated[str | None, typer.Option(help="Language code; detected when left out.")] = None,
+    translate: Annotated[bool, typer.Option("--translate", help="Into English.")] = False,
+    prompt: Annotated[str, typer.Option(help="Text that might have come before.")] = "",
+) -> None:
+    """Transcribe recordings, without a server. The text goes to stdout, progress to stderr."""
+    from app import batch
+    from streaming.types import DecodeOptions, Task
+
+    settings = _settings(model=model)
+    _fetch([settings.model], settings)
+    task = Task.TRANSLATE if translate else Task.TRANSCRIBE
+    options = DecodeOptions(language=language, task=task, prompt=prompt)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[speed]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    failed = 0
+    with Progress(*columns, console=_stderr, disable=not sys.stderr.isatty()) as progress:
+        work = batch.Batch(settings, options, output_format.value, progress)
+        failed = asyncio.run(work.run(files, sys.stdout, lambda text: _stderr.print(text, highlight=False)))
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def stream(
+    source: Annotated[str, typer.Argument(help="A media file, or - for raw 16-bit PCM on stdin.")],
+    url: Annotated[str, typer.Option(help="The service.")] = "ws://localhost:7860/v1/stream",
+    realtime: Annotated[bool, typer.Option("--realtime", help="Send at the pace of the audio.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every event as a JSON line.")] = False,
+    language: Annotated[str | None, typer.Option()] = None,
+    sample_rate: Annotated[int, typer.Option(help="Of raw PCM on stdin, in Hz.")] = 16_000,
+) -> None:
+    """Stream a file or stdin to a running service and print the text as it comes."""
+    parameters = {"language": language} if language else {}
+    if source == "-":
+        pcm: AsyncIterator[bytes] = client.read_stdin()
+        parameters["sample_rate"] = str(sample_rate)
+    else:
+        if not Path(source).is_file():
+            raise _fail(f"no such file: {source}")
+        pcm = client.read_file(Path(source))
+    _run_client(pcm, url, parameters, realtime_hz=sample_rate if realtime else None, as_json=as_json)
+
+
+@app.command()
+def mic(
+    url: Annotated[str, typer.Option(help="The service.")] = "ws://localhost:7860/v1/stream",
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    language: Annotated[str | None, typer.Option()] = None,
+) -> None:
+    """Stream the microphone (needs the extra ``mic``: pip install 'hark[mic]')."""
+    try:
+        pcm = client.read_microphone()
+    except client.NoMicrophone as error:
+        raise _fail(str(error)) from None
+    _run_client(pcm, url, {"language": language} if language else {}, realtime_hz=None, as_json=as_json)
+
+
+def _run_client(
+    pcm: AsyncIterator[bytes], url: str, parameters: dict[str, str], *, realtime_hz: int | None, as_json: bool
+) -> None:
+    is_terminal = sys.stdout.isatty() and not as_json
+    printer = client.TerminalPrinter(sys.stdout) if is_terminal else client.LinePrinter(sys.stdout, as_json=as_json)
+    try:
+        code = asyncio.run(client.stream(url, parameters, pcm, printer.show, realtime_hz=realtime_hz))
+    except KeyboardInterrupt:
+        code = 130
+    except (SttError, client.StreamRefused, OSError) as error:
+        raise _fail(str(error) or type(error).__name__) from None
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    app()

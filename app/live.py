@@ -1,0 +1,261 @@
+"""The one task group around a Session: brings it audio, carries out its decodes, hands its outputs to the client.
+
+    source ──▶ _read ──▶ Session ──▶ Outbox ──▶ (the transport's writer)
+                            ▲  │ Decode
+                            │  ▼
+                        _decode task ──▶ Recognizer
+
+Three places hold anything, and each is bounded: the transport's inbox (reading stops while too many finals are out),
+one partial in flight a channel, and the outbox (a newer partial takes an older one's place).
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from streaming.config import AudioFormat
+from streaming.errors import ClientError, SttError
+from streaming.events import (
+    CancelDecode,
+    ClientEvent,
+    Decode,
+    Output,
+    PartialTranscript,
+    SessionDone,
+)
+from streaming.ports import Recognizer
+from streaming.session import Session
+from streaming.types import DecodeRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """Bytes in the session's declared format."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Audio that never came, in samples at 16 kHz."""
+
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """End the open utterances now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eof:
+    """No more audio will come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """A heartbeat: how much audio came and up to where it is answered, in samples at 16 kHz."""
+
+    received_samples: int
+    covered_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """Something the client did wrong that the stream survives."""
+
+    error: SttError
+
+
+Command = Audio | Gap | Commit | Eof
+ToClient = ClientEvent | Lag | Complaint
+
+
+class ClientGone(Exception):
+    """The client went away before the stream was done."""
+
+
+class SlowClient(ClientError):
+    """The client does not read what it is sent."""
+
+    code = "slow_client"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveConfig:
+    """Bounds of one session in the shell."""
+
+    max_outstanding: int = 8  # utterances that may wait for their final before reading pauses
+    max_outbox: int = 1_024  # events a client may leave unread
+    slice_ms: int = 500  # longer messages are heard in pieces, so that other sessions get their turn
+    lag_interval_s: float = 1.0
+    max_complaints: int = 20
+
+
+class Outbox:
+    """What waits to be sent to one client. A newer partial or heartbeat replaces an unsent older one."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._events: deque[ToClient] = deque()
+        self._filled = asyncio.Event()
+        self._is_closed = False
+
+    def put(self, event: ToClient) -> None:
+        """Raises SlowClient when the client has left too much unread."""
+        if isinstance(event, PartialTranscript | Lag):
+            self._replace(event)
+        if len(self._events) >= self._limit:
+            raise SlowClient("the client does not read its results; the stream is closed")
+        self._events.append(event)
+        self._filled.set()
+
+    def close(self) -> None:
+        """Nothing more will be put."""
+        self._is_closed = True
+        self._filled.set()
+
+    async def get(self) -> ToClient | None:
+        """The oldest event; None when the outbox is closed and everything has been taken."""
+        while not self._events:
+            if self._is_closed:
+                return None
+            self._filled.clear()
+            await self._filled.wait()
+        return self._events.popleft()
+
+    def _replace(self, event: PartialTranscript | Lag) -> None:
+        for waiting in self._events:
+            same_kind = type(waiting) is type(event)
+            if same_kind and getattr(waiting, "utterance_id", None) == getattr(event, "utterance_id", None):
+                self._events.remove(waiting)
+                return
+
+
+class LiveSession:
+    """Runs one Session until it is done, the client leaves, or it breaks the rules."""
+
+    def __init__(
+        self,
+        session: Session,
+        audio: AudioFormat,
+        recognizer: Recognizer,
+        put: Callable[[ToClient], None],
+        config: LiveConfig,
+        observe: Callable[[Output], None],
+    ) -> None:
+        """``put`` takes what is for the client, ``observe`` sees every output before it is carried out."""
+        self._session = session
+        self._recognizer = recognizer
+        self._put = put
+        self._observe = observe
+        self._config = config
+        self._slice_bytes = max(1, audio.sample_rate_hz * config.slice_ms // 1000) * audio.frame_bytes
+        self._decodes: dict[int, asyncio.Task[None]] = {}
+        self._progress = asyncio.Event()
+        self._done = asyncio.Event()
+        self._complaints = 0
+        self._ended = False  # the client said eof
+        self._finishing = False  # the service did
+
+    async def run(self, source: AsyncIterator[Command]) -> None:
+        """Returns when every sample is answered. Raises ClientGone or SttError; its tasks are gone by then."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                helpers = [group.create_task(self._read(source)), group.create_task(self._beat())]
+                await self._done.wait()
+                for helper in helpers:
+                    helper.cancel()
+        except* (ClientGone, SttError) as errors:
+            raise _first(errors) from None
+
+    def finish(self) -> None:
+        """Take the audio so far as all there is (the service is about to stop)."""
+        self._finishing = True
+        self._carry_out(self._session.receive_eof())
+
+    async def _read(self, source: AsyncIterator[Command]) -> None:
+        async for command in source:
+            if self._finishing:
+                continue  # keep reading, so that a client that leaves is noticed
+            try:
+                await self._receive(command)
+            except ClientError as error:
+                self._complain(error)
+        if not self._ended:
+            raise ClientGone
+
+    async def _receive(self, command: Command) -> None:
+        match command:
+            case Audio(data):
+                for start in range(0, len(data), self._slice_bytes):
+                    self._carry_out(self._session.receive_audio(data[start : start + self._slice_bytes]))
+                    await self._room()
+            case Gap(samples):
+                self._carry_out(self._session.receive_gap(samples))
+            case Commit():
+                self._carry_out(self._session.receive_commit())
+            case Eof():
+                self._ended = True
+                self._carry_out(self._session.receive_eof())
+
+    async def _room(self) -> None:
+        """Let others run; wait while this session has too many finals out."""
+        await asyncio.sleep(0)
+        while self._session.outstanding > self._config.max_outstanding:
+            self._progress.clear()
+            await self._progress.wait()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.lag_interval_s)
+            self._put(Lag(self._session.received_samples, self._session.covered_samples))
+
+    def _complain(self, error: ClientError) -> None:
+        """Wrong audio ends the stream (the rest would be noise too); a wrong message does not, unless they go on."""
+        self._complaints += 1
+        if error.code == "implausible_audio" or self._complaints > self._config.max_complaints:
+            raise error
+        self._put(Complaint(error))
+
+    def _carry_out(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            self._observe(output)
+            match output:
+                case Decode(request):
+                    self._decodes[request.request_id] = self._group.create_task(self._decode(request))
+                case CancelDecode(request_id):
+                    task = self._decodes.pop(request_id, None)
+                    if task is not None:
+                        task.cancel()
+                case SessionDone():
+                    self._put(output)
+                    self._done.set()
+                case _:
+                    self._put(output)
+        self._progress.set()
+
+    async def _decode(self, request: DecodeRequest) -> None:
+        try:
+            hypothesis = await self._recognizer.decode(request)
+        except SttError as error:
+            self._decodes.pop(request.request_id, None)
+            self._carry_out(self._session.receive_failure(request.request_id, error))
+        else:
+            self._decodes.pop(request.request_id, None)
+            self._carry_out(self._session.receive_hypothesis(hypothesis))
+
+
+def _first(errors: BaseExceptionGroup[ClientGone | SttError]) -> BaseException:
+    """The group's own reason: a client's leaving explains whatever else went wrong at the same time."""
+    flat: list[BaseException] = []
+    pending: list[BaseException] = list(errors.exceptions)
+    while pending:
+        error = pending.pop()
+        if isinstance(error, BaseExceptionGroup):
+            pending.extend(error.exceptions)
+        else:
+            flat.append(error)
+    return next((error for error in flat if isinstance(error, ClientGone)), flat[0])

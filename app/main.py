@@ -1,0 +1,275 @@
+"""The composition root: settings in, a running application out. The only file of the shell that knows ``models``."""
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import FileResponse
+from fastapi.staticfiles import StaticFiles
+
+from app.admission import Admission
+from app.dispatch import DispatchConfig, Dispatcher, DispatchObserver
+from app.errors import install_error_handlers
+from app.files import FileTranscriber, Transcript
+from app.media import MediaLimits
+from app.service import Service
+from app.settings import Engine, Settings
+from app.telemetry import Metrics, StreamTelemetry
+from app.transports import http, ops, websocket
+from models import weights
+from models.remote import RemoteConfig, RemoteObserver, RemoteRecognizer
+from models.scripted import ScriptedDetector
+from models.silero import SileroModel
+from streaming.errors import RecognizerFailed
+from streaming.ports import Recognizer, SpeechDetector
+from streaming.types import DecodeOptions, DecodeRequest, Hypothesis, RecognizerInfo
+
+_STATIC = Path(__file__).parent / "static"
+_DEAD_PEER_MS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the settings name, found and opened, but not yet running."""
+
+    engine: RemoteRecognizer
+    new_detectors: Callable[[int], list[SpeechDetector]]
+
+
+def weights_config(settings: Settings) -> weights.WeightsConfig:
+    return weights.WeightsConfig(cache_dir=settings.cache_dir, offline=settings.offline)
+
+
+def fetch(names: Sequence[str], settings: Settings, progress: weights.ProgressSink) -> dict[str, Path]:
+    """The models' directories, and the speech detector too; fetched if need be. Raises WeightsNotFound."""
+    weights.locate_vad(weights_config(settings), progress)
+    return weights.locate_all(names, weights_config(settings), progress)
+
+
+def assemble(settings: Settings, observer: RemoteObserver | None = None) -> Parts:
+    """Find the weights (fetching them if need be) and prepare the engine. Blocks; raises WeightsNotFound."""
+    if settings.engine is Engine.SCRIPTED:
+        scripted = RemoteConfig(engine={"kind": "scripted"}, interpreter=settings.engine_python)
+        return Parts(RemoteRecognizer(scripted, observer), lambda n: [ScriptedDetector() for _ in range(n)])
+    config = weights_config(settings)
+    directory = weights.locate(settings.model, config)
+    silero = SileroModel(weights.locate_vad(config))
+    engine = RemoteConfig(
+        engine={
+            "kind": "ctranslate",
+            "model_dir": str(directory.resolve()),
+            "model_name": settings.model,
+            "device": settings.device,
+            "compute_type": settings.compute_type,
+            "workers": settings.resolved_workers,
+            "threads_per_worker": settings.resolved_threads,
+            "margin_s": settings.margin_s,
+            "shaped": not settings.full_window,
+        },
+        interpreter=settings.engine_python,
+        start_timeout_s=settings.start_timeout_s,
+        request_timeout_s=settings.request_timeout_s,
+    )
+    return Parts(RemoteRecognizer(engine, observer), lambda n: [silero.detector() for _ in range(n)])
+
+
+class _Pending:
+    """A recognizer whose parts are still being put together: refuses, as an engine that has not started does."""
+
+    def __init__(self) -> None:
+        self.engine: RemoteRecognizer | None = None
+        self.new_detectors: Callable[[int], list[SpeechDetector]] | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.engine is not None and self.engine.ready
+
+    @property
+    def info(self) -> RecognizerInfo:
+        if self.engine is None:
+            raise RuntimeError("the engine has not been started")
+        return self.engine.info
+
+    async def decode(self, request: DecodeRequest) -> Hypothesis:
+        if self.engine is None:
+            raise RecognizerFailed("the engine has not been started")
+        return await self.engine.decode(request)
+
+    def detectors(self, count: int) -> list[SpeechDetector]:
+        if self.new_detectors is None:
+            raise RecognizerFailed("the speech detector has not been loaded")
+        return self.new_detectors(count)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The whole application. Its lifespan starts the engine, in the background, and stops it."""
+    logger = structlog.stdlib.get_logger("hark")
+    metrics = Metrics()
+    pending = _Pending()
+    service = Service(
+        settings=settings,
+        metrics=metrics,
+        logger=logger,
+        engine=pending,
+        dispatcher=make_dispatcher(pending, metrics),
+        new_detectors=pending.detectors,
+        sessions=Admission(settings.max_sessions, "streams"),
+        files=Admission(settings.max_files, "places for recordings"),
+    )
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        starting = asyncio.create_task(_start(pending, service))
+        try:
+            yield
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            if pending.engine is not None:
+                await pending.engine.close()
+
+    app = FastAPI(title="Hark", version="0.1.0", lifespan=lifespan, docs_url="/docs", redoc_url=None)
+    app.state.service = service
+    install_error_handlers(app)
+    app.include_router(websocket.routes(service))
+    app.include_router(http.routes(_file_service(service)))
+    app.include_router(ops.routes(service))
+    app.mount("/static", StaticFiles(directory=_STATIC), name="static")
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(_STATIC / "index.html")
+
+    return app
+
+
+def make_dispatcher(recognizer: Recognizer, observer: DispatchObserver) -> Dispatcher:
+    return Dispatcher(recognizer, DispatchConfig(), observer)
+
+
+async def _start(pending: _Pending, service: Service) -> None:
+    """Weights, engine, warm-up; a failure is logged and shows in /readyz, the process stays up to be asked."""
+
+    def started(info: RecognizerInfo, start_s: float) -> None:
+        service.metrics.engine_starts.inc()
+        service.logger.info("engine_ready", model=info.model, capacity=info.capacity, start_s=round(start_s, 2))
+
+    observer = RemoteObserver(
+        started=started,
+        stopped=lambda reason: service.logger.warning("engine_stopped", reason=reason),
+        log_line=lambda line: service.logger.info("engine_log", line=line),
+    )
+    try:
+        parts = await asyncio.to_thread(assemble, service.settings, observer)
+        pending.engine, pending.new_detectors = parts.engine, parts.new_detectors
+        await parts.engine.start()
+    except Exception as error:  # a task's edge: nobody else would see it
+        service.logger.error("engine_failed_to_start", reason=str(error))
+        raise
+    # Everything loaded so far lives as long as the process: the collector need not walk it again, which is what makes
+    # its pauses long (measured by others at ~200 ms, docs/performance.md).
+    gc.collect()
+    gc.freeze()
+
+
+class _Telemetered:
+    """The file transcriber with one telemetry a recording."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def transcribe(
+        self, pcm_chunks: AsyncIterator[bytes], options: DecodeOptions, *, words: bool
+    ) -> list[Transcript]:
+        telemetry = StreamTelemetry(
+            self._service.metrics, self._service.logger, log_text=self._service.settings.log_text
+        )
+        transcriber = FileTranscriber(self._service.dispatcher, self._service.new_detectors, telemetry.observe)
+        try:
+            transcripts = await transcriber.transcribe(pcm_chunks, options, words=words)
+        except Exception:
+            self._service.metrics.files.labels("failed").inc()
+            raise
+        self._service.metrics.files.labels("done").inc()
+        return transcripts
+
+
+def _file_service(service: Service) -> http.FileService:
+    @contextlib.contextmanager
+    def admit() -> Iterator[None]:
+        service.info  # noqa: B018 - refuses while the engine starts
+        with service.files.slot():
+            yield
+
+    return http.FileService(
+        transcriber=_Telemetered(service),
+        admit=admit,
+        model_names=lambda: [service.settings.model],
+        media_limits=MediaLimits(max_duration_s=service.settings.max_file_s),
+        max_upload_bytes=service.settings.max_upload_bytes,
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, but the first SIGTERM or SIGINT lets the streams end first; a second one does not wait."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        if self._draining is not None:
+            super().handle_exit(sig, None)
+            return
+        self._service.logger.info("draining", signal=signal.Signals(sig).name, sessions=self._service.sessions.open)
+        loop = asyncio.get_running_loop()
+        self._draining = loop.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await self._service.drain()
+        self.should_exit = True
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError when the address is taken or not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # A client that has stopped reading holds its connection for ever otherwise, whatever we close.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PEER_MS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.bind((host, port))
+    sock.listen(1024)
+    sock.setblocking(False)
+    return sock
+
+
+def serve(settings: Settings, sock: socket.socket) -> None:
+    """Serve until a signal ends it."""
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="websockets-sansio",
+        ws_max_size=settings.max_message_bytes,
+        ws_ping_interval=20.0,
+        ws_ping_timeout=20.0,
+        ws_per_message_deflate=False,  # audio does not deflate, and the text is small
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=5,
+        lifespan="on",
+    )
+    server = _Server(config, app.state.service)
+    server.run(sockets=[sock])

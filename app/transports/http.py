@@ -1,0 +1,278 @@
+"""Files over HTTP, as OpenAI's API takes them: upload, decode, transcribe, answer."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from python_multipart.exceptions import FormParserError
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
+
+from app.media import MediaLimits, open_media
+from app.wire.openai_http import (
+    BadField,
+    ResponseFormat,
+    Transcription,
+    TranscriptionForm,
+    failure_warning,
+    model_object,
+    parse_form,
+    render,
+    render_events,
+    split_results,
+)
+from streaming.errors import BadMessage, ClientError
+from streaming.events import FinalTranscript, TranscriptFailed
+from streaming.types import DecodeOptions, Task
+
+INCOMPLETE_HEADER = "X-Hark-Incomplete"
+ALIAS = "whisper-1"  # what OpenAI's clients ask for when nobody tells them better
+PREFIXES = ("/v1", "/api/v1")
+
+FIELD_BYTES = 64 * 1024
+FIELDS = 200
+FILES = 4
+STALL_S = 60.0  # an upload of which nothing comes for so long holds its place for nothing
+
+_CLIENT_GONE = 499  # nginx's code; nobody is left to read it
+
+T = TypeVar("T")
+
+
+class Transcriber(Protocol):
+    """What the composition root provides: a whole file through one session, partials off."""
+
+    async def transcribe(
+        self, pcm_chunks: AsyncIterator[bytes], options: DecodeOptions, *, words: bool
+    ) -> list[FinalTranscript | TranscriptFailed]:
+        """Chunks of whole samples, 16 kHz, mono, int16 little-endian → every utterance's outcome.
+
+        Takes the next chunk only when it has room for it: the decoder waits meanwhile. An error that ``pcm_chunks``
+        raises is raised to the caller as it is, not in a group. Raises Overloaded or RecognizerFailed where nothing
+        can be transcribed now. Cancelling the call gives all of its work up.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileService:
+    """What the routes need.
+
+    ``admit()`` is entered before a byte of the upload is read and left when the answer is ready; it raises Overloaded
+    where there is no room. ``model_names()``: what the served model is called, its main name first.
+    """
+
+    transcriber: Transcriber
+    admit: Callable[[], AbstractContextManager[None]]
+    model_names: Callable[[], Sequence[str]]
+    media_limits: MediaLimits
+    max_upload_bytes: int = 512 << 20
+
+
+def routes(service: FileService) -> APIRouter:
+    """Transcriptions, translations and models, under both prefixes that clients use.
+
+    Any ``model`` is accepted: one is served, and clients of self-hosted servers send all sorts of names.
+    """
+    router = APIRouter(tags=["files"])
+
+    async def transcriptions(request: Request) -> Response:
+        """Transcribe an audio or video file in the language that is spoken."""
+        return await _serve(request, service, Task.TRANSCRIBE)
+
+    async def translations(request: Request) -> Response:
+        """Translate the speech of an audio or video file into English text."""
+        return await _serve(request, service, Task.TRANSLATE)
+
+    async def models() -> Response:
+        """The model that is served, by its names."""
+        return JSONResponse({"object": "list", "data": [model_object(name) for name in _names(service)]})
+
+    async def model(model_id: str) -> Response:
+        """One model by its name."""
+        if model_id not in _names(service):
+            raise BadField(f"The model {model_id!r} is not served here.", param="model", code="model_not_found")
+        return JSONResponse(model_object(model_id))
+
+    for prefix in PREFIXES:
+        in_schema = prefix == PREFIXES[0]
+        for path, endpoint in (("transcriptions", transcriptions), ("translations", translations)):
+            router.add_api_route(
+                f"{prefix}/audio/{path}",
+                endpoint,
+                methods=["POST"],
+                openapi_extra=_FORM_SCHEMA,
+                include_in_schema=in_schema,
+            )
+        router.add_api_route(f"{prefix}/models", models, methods=["GET"], include_in_schema=in_schema)
+        router.add_api_route(f"{prefix}/models/{{model_id:path}}", model, methods=["GET"], include_in_schema=in_schema)
+    return router
+
+
+def _names(service: FileService) -> list[str]:
+    return list(dict.fromkeys([*service.model_names(), ALIAS]))
+
+
+async def _serve(request: Request, service: FileService, task: Task) -> Response:
+    _check_declared_size(request, service.max_upload_bytes)
+    try:
+        with service.admit():
+            form = await _read_form(request, service.max_upload_bytes)
+            try:
+                return await _answer(request, service, form, task)
+            finally:
+                await form.close()
+    except ClientDisconnect:
+        return Response(status_code=_CLIENT_GONE)
+
+
+async def _answer(request: Request, service: FileService, form: FormData, task: Task) -> Response:
+    upload = form.get("file")
+    if not isinstance(upload, UploadFile):
+        message = "The form has no file: send one in the field 'file', with a file name."
+        raise BadField(message, param="file", code="missing_file")
+    wanted = parse_form([(name, value) for name, value in form.multi_items() if isinstance(value, str)], task)
+    # Decoding reads the spooled file itself. It has no name in the file system, so nothing is left of it in any case.
+    descriptor = await asyncio.to_thread(_on_disk, upload)
+    transcription = await _unless_gone(request, _transcribe(service, descriptor, wanted))
+    return _response(transcription, wanted)
+
+
+async def _transcribe(service: FileService, descriptor: int, wanted: TranscriptionForm) -> Transcription:
+    """Raises the first utterance's error where some failed and nothing was understood."""
+    async with open_media(descriptor, service.media_limits) as media:
+        results = await service.transcriber.transcribe(media.chunks(), wanted.options, words=wanted.needs_words)
+        finals, failures = split_results(results)
+        if failures and not any(final.text.strip() for final in finals):
+            raise failures[0].error
+        warnings = [failure_warning(failure) for failure in failures]
+        if media.report.warning:
+            warnings.insert(0, media.report.warning)
+        return Transcription(wanted.options.task, media.report.duration_s, finals, tuple(warnings))
+
+
+def _response(transcription: Transcription, wanted: TranscriptionForm) -> Response:
+    """What is missing is said in a header too: text, srt and vtt have no other place for it."""
+    headers = {INCOMPLETE_HEADER: _header_value(transcription.warnings)} if transcription.warnings else {}
+    if wanted.stream and wanted.response_format in (ResponseFormat.JSON, ResponseFormat.TEXT):
+        body, media_type = "".join(render_events(transcription)), "text/event-stream"
+    else:
+        body, media_type = render(transcription, wanted)
+    return Response(body, headers=headers, media_type=media_type)
+
+
+def _header_value(warnings: Sequence[str]) -> str:
+    return "; ".join(warnings).encode("ascii", "replace").decode().replace("\n", " ")[:1000]
+
+
+def _check_declared_size(request: Request, max_bytes: int) -> None:
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+
+
+def _too_large(max_bytes: int) -> ClientError:
+    return ClientError(f"The upload is larger than the {max_bytes} bytes that are accepted.", code="upload_too_large")
+
+
+async def _counted(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
+    """The body as it comes. Raises ClientError as soon as it is too long, or where nothing comes any more."""
+    received = 0
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(STALL_S):
+                chunk = await anext(stream, None)
+        except TimeoutError as error:
+            raise ClientError("The upload stalled.", code="upload_stalled") from error
+        if chunk is None:
+            return
+        received += len(chunk)
+        if received > max_bytes:
+            raise _too_large(max_bytes)
+        yield chunk
+
+
+async def _read_form(request: Request, max_bytes: int) -> FormData:
+    """The multipart form; files are spooled to disk beyond a megabyte. Raises ClientError."""
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise BadMessage("Send the file as multipart/form-data.", code="not_multipart")
+    parser = MultiPartParser(
+        request.headers,
+        _counted(request, max_bytes),
+        max_files=FILES,
+        max_fields=FIELDS,
+        max_part_size=FIELD_BYTES,
+    )
+    try:
+        return await parser.parse()
+    except MultiPartException as error:
+        raise BadMessage(error.message, code="bad_form") from error
+    except (FormParserError, UnicodeDecodeError, LookupError) as error:
+        raise BadMessage("The multipart form is malformed.", code="bad_form") from error
+
+
+def _on_disk(upload: UploadFile) -> int:
+    """The descriptor of the spooled file; a small one moves from memory to disk."""
+    descriptor = upload.file.fileno()
+    upload.file.flush()
+    return descriptor
+
+
+async def _unless_gone(request: Request, work: Coroutine[None, None, T]) -> T:
+    """The work's result. Raises ClientDisconnect, with the work cancelled, where the client leaves first."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _field(description: str, **schema: object) -> dict[str, object]:
+    return {"type": "string", "description": description, **schema}
+
+
+_FORM_SCHEMA: dict[str, object] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": {
+                        "file": _field("Audio or video in any common container.", format="binary"),
+                        "model": _field("Any name; one model is served."),
+                        "language": _field("ISO 639-1 code; left out, it is detected for each utterance."),
+                        "languages[]": {"type": "array", "items": {"type": "string"}},
+                        "prompt": _field("Text that might have come before."),
+                        "hotwords": _field("Words to expect, separated by commas; also keywords[]."),
+                        "response_format": _field("", enum=[item.value for item in ResponseFormat], default="json"),
+                        "temperature": {"type": "number", "minimum": 0, "maximum": 1},
+                        "timestamp_granularities[]": {
+                            "type": "array",
+                            "items": {"type": "string", "enum": ["word", "segment"]},
+                        },
+                        "stream": {"type": "boolean", "description": "Answer as server-sent events."},
+                    },
+                }
+            }
+        },
+    }
+}

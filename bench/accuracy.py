@@ -1,0 +1,220 @@
+"""Word error rate and encoder time of the default engine over whole corpus files, up to 28 s each.
+
+    python -m bench.accuracy --model-dir DIR [--sets read-en,phone] [--every 4] [--limit 50] [--full-window]
+
+The corpus is found by HARK_CORPUS or at ../shared/corpus. Texts are compared after whisper-normalizer (English or
+basic); Chinese and Japanese by character. Each file is one request with everything called speech, so the non-speech
+set shows what the guards alone keep out.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+from rapidfuzz.distance import Levenshtein
+from whisper_normalizer.basic import BasicTextNormalizer
+from whisper_normalizer.english import EnglishTextNormalizer
+
+from models.ctranslate import CtranslateConfig, CtranslateWhisper
+from streaming.types import DecodeOptions, DecodeRequest, Float32, Hypothesis, Pcm16, Priority
+
+SAMPLE_RATE_HZ = 16_000
+MAX_CLIP_S = 28.0
+ALL_SETS = ("read-en", "spontaneous-en", "phone", "multilingual", "nonspeech")
+CHARACTER_LANGUAGES = ("zh", "ja")
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A corpus file: where it is, what is said in it ("" for nothing), and in which language."""
+
+    path: Path
+    corpus_set: str
+    language: str
+    text: str
+    duration_s: float
+
+
+@dataclass
+class Score:
+    """Sums over clips. Times in seconds."""
+
+    units: int = 0
+    substitutions: int = 0
+    deletions: int = 0
+    insertions: int = 0
+    clips: int = 0
+    audio_s: float = 0.0
+    encoder_s: float = 0.0
+    decode_s: float = 0.0
+    full_windows: int = 0
+    sampled: int = 0
+    rejected: list[str] = field(default_factory=list)
+
+    def add(self, clip: Clip, reference: Sequence[str], heard: Sequence[str], answer: Hypothesis) -> int:
+        """Count one clip; returns its errors."""
+        counts = {"replace": 0, "delete": 0, "insert": 0}
+        for operation in Levenshtein.editops(reference, heard):
+            counts[operation.tag] += 1
+        self.units += len(reference)
+        self.substitutions += counts["replace"]
+        self.deletions += counts["delete"]
+        self.insertions += counts["insert"]
+        self.clips += 1
+        self.audio_s += clip.duration_s
+        self.decode_s += answer.decode_s
+        self.full_windows += answer.full_window
+        self.sampled += answer.temperature > 0.0
+        if answer.rejected:
+            self.rejected.append(answer.rejected)
+        return sum(counts.values())
+
+    def line(self, name: str) -> str:
+        errors = self.substitutions + self.deletions + self.insertions
+        rate = 100.0 * errors / self.units if self.units else 0.0
+        return (
+            f"{name:16} {self.clips:5} {self.audio_s / 60:6.1f} {rate:7.2f} "
+            f"{self.substitutions:5} {self.deletions:4} {self.insertions:4} {self.encoder_s:8.1f} "
+            f"{self.decode_s - self.encoder_s:8.1f} {self.decode_s / max(self.audio_s, 1e-9):6.3f} "
+            f"{self.full_windows:5} {self.sampled:7} {len(self.rejected):8}"
+        )
+
+
+HEADER = "set              clips    min  WER/CER %    S    D    I  encode s  other s    RTF  full sampled rejected"
+
+
+class TimedWhisper(CtranslateWhisper):
+    """The engine, with the seconds its encoder took."""
+
+    encoder_s = 0.0
+
+    def _encode_features(self, log_mel: Float32) -> NDArray[np.generic]:
+        began = time.perf_counter()
+        states = super()._encode_features(log_mel)
+        self.encoder_s += time.perf_counter() - began
+        return states
+
+
+def read_audio(path: Path) -> Pcm16:
+    """The file's first audio stream, decoded, mixed to mono, 16 kHz."""
+    resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE_HZ)
+    with av.open(str(path), metadata_errors="ignore") as container:
+        frames = [out for frame in container.decode(audio=0) for out in resampler.resample(frame)]
+    frames += resampler.resample(None)
+    return np.concatenate([frame.to_ndarray()[0] for frame in frames])
+
+
+def clips(corpus: Path, sets: Sequence[str], every: int) -> Iterator[Clip]:
+    """Each set's clips with a known text, not longer than 28 s; non-speech ones are cut to that instead."""
+    rows = [json.loads(line) for line in (corpus / "manifest.jsonl").read_text("utf-8").splitlines()]
+    for name in sets:
+        usable = [
+            row
+            for row in rows
+            if row["set"] == name and row["text"] is not None and (row["text"] == "" or row["duration_s"] <= MAX_CLIP_S)
+        ]
+        for row in usable[::every]:
+            duration_s = min(row["duration_s"], MAX_CLIP_S)
+            yield Clip(corpus / row["path"], name, row["language"], row["text"], duration_s)
+
+
+def units(text: str, language: str) -> list[str]:
+    """What errors are counted in: normalised words, or characters where there are no spaces."""
+    if language in CHARACTER_LANGUAGES:
+        return list(BASIC(text).replace(" ", ""))
+    return str(ENGLISH(text) if language == "en" else BASIC(text)).split()
+
+
+BASIC = BasicTextNormalizer()
+ENGLISH = EnglishTextNormalizer()
+
+
+def request(number: int, clip: Clip, audio: Pcm16, known: frozenset[str]) -> DecodeRequest:
+    """The clip as a file's only utterance. Its language is given where the model knows it."""
+    language = clip.language if clip.language in known and clip.text else None
+    return DecodeRequest(
+        request_id=number,
+        utterance_id=number,
+        channel=0,
+        priority=Priority.FILE,
+        audio=audio,
+        start_sample=0,
+        speech_samples=audio.shape[0],
+        options=DecodeOptions(language=language),
+    )
+
+
+def run(engine: TimedWhisper, chosen: Sequence[Clip], *, detect: bool, verbose: bool) -> dict[str, Score]:
+    """Decode every clip; texts on non-speech and, if verbose, every clip with errors are printed."""
+    scores: dict[str, Score] = {}
+    for number, clip in enumerate(chosen):
+        audio = read_audio(clip.path)[: int(MAX_CLIP_S * SAMPLE_RATE_HZ)]
+        asked = request(number, clip, audio, engine.info.languages)
+        if detect:
+            asked = replace(asked, options=DecodeOptions())
+        before_s = engine.encoder_s
+        answer = engine.decode(asked)
+        score = scores.setdefault(clip.corpus_set, Score())
+        score.encoder_s += engine.encoder_s - before_s
+        errors = score.add(clip, units(clip.text, clip.language), units(answer.text, clip.language), answer)
+        if answer.rejected or (errors and (verbose or not clip.text)):
+            print(
+                f"  {clip.path.name}: {errors} errors, {answer.language}, full={answer.full_window}, "
+                f"t={answer.temperature}, logprob {answer.average_logprob:.2f}, no speech "
+                f"{answer.no_speech_probability:.2f}, rejected {answer.rejected or '-'}: {answer.text!r}",
+                flush=True,
+            )
+            if verbose and clip.text:
+                print(f"    reference: {clip.text!r}")
+    return scores
+
+
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model-dir", type=Path, required=True)
+    parser.add_argument("--corpus", type=Path, default=Path(os.environ.get("HARK_CORPUS", "../shared/corpus")))
+    parser.add_argument("--sets", default=",".join(ALL_SETS), help="comma-separated")
+    parser.add_argument("--limit", type=int, default=None, help="at most so many clips a set")
+    parser.add_argument("--every", type=int, default=1, help="take every n-th clip")
+    parser.add_argument("--full-window", action="store_true", help="encode 30 s always")
+    parser.add_argument("--margin-s", type=float, default=3.0)
+    parser.add_argument("--detect", action="store_true", help="detect the language instead of giving it")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--verbose", action="store_true")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> None:
+    asked = arguments(argv)
+    config = CtranslateConfig(
+        model_dir=asked.model_dir,
+        model_name=asked.model_dir.name,
+        workers=1,
+        threads_per_worker=asked.threads,
+        margin_s=asked.margin_s,
+        shaped=not asked.full_window,
+    )
+    engine = TimedWhisper(config)
+    engine.encoder_s = 0.0
+    chosen = [
+        clip
+        for name in asked.sets.split(",")
+        for clip in list(clips(asked.corpus, [name], asked.every))[: asked.limit]
+        if engine.info.languages != {"en"} or clip.language == "en" or not clip.text
+    ]
+    scores = run(engine, chosen, detect=asked.detect, verbose=asked.verbose)
+    print(HEADER)
+    for name, score in scores.items():
+        print(score.line(name))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
