@@ -61,6 +61,7 @@ class Dispatcher:
     async def _acquire(self, priority: Priority) -> None:
         if self._running < self._recognizer.info.capacity and not self._waiting:
             self._running += 1
+            self._observer.queue_depth(len(self._waiting), self._running)
             return
         self._admit(priority)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

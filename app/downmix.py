@@ -22,9 +22,10 @@ DC_S = 1.0
 FLIP_BELOW = -0.5
 UNFLIP_ABOVE = 0.3
 FLOOR_POWER = 1e-10  # -100 dB: digital silence weighs the same in all channels
-GUARD_RELEASE_S = 3.0
+GUARD_RELEASE_S = 1.5
+SPIKE = 64.0  # +36 dB: no gain stage reaches it, a damaged sample does
 
-# Integers that were written as floats, as numpy users do: half of the samples of a block beyond this is no hot recording.
+# Half of a block's samples beyond this is no hot recording but integers written as floats, as numpy users do.
 IMPLAUSIBLE_MEDIAN = 2.0
 SCALES = (1.0, 2.0**15, 2.0**31)
 
@@ -93,8 +94,8 @@ class Downmixer:
         """The first block that can only be in the next larger of ``SCALES``."""
         if self._scale == SCALES[-1]:
             return None
-        medians = np.median(np.abs(blocks), axis=1).max(axis=1) / self._scale
-        beyond = np.flatnonzero(medians > IMPLAUSIBLE_MEDIAN)
+        is_beyond = np.abs(blocks) > IMPLAUSIBLE_MEDIAN * self._scale
+        beyond = np.flatnonzero(is_beyond.mean(axis=1).max(axis=1) > 0.5)
         return int(beyond[0]) if beyond.size else None
 
     def _mix_scaled(self, blocks: Float32) -> Float32:
@@ -102,6 +103,7 @@ class Downmixer:
             return np.zeros(0, np.float32)
         if self._scale != 1.0:
             blocks = blocks / np.float32(self._scale)
+        blocks = np.clip(blocks, -SPIKE, SPIKE)
         blocks = blocks - self._follow_dc(blocks.mean(axis=1))[:, None, :]
         mixed = blocks[:, :, 0] if self._channels == 1 else self._share_gains(blocks)
         return self._guard_peaks(mixed).reshape(-1)

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from app.live import Audio, Command, Eof, LiveConfig, LiveSession, ToClient
 from streaming.audio import SAMPLE_RATE
-from streaming.config import AudioFormat, EndpointerConfig, PartialConfig, SegmenterConfig, SessionConfig
+from streaming.config import AudioFormat, ContextConfig, EndpointerConfig, PartialConfig, SegmenterConfig, SessionConfig
 from streaming.events import FinalTranscript, Output, TranscriptFailed
 from streaming.ports import Recognizer, SpeechDetector
 from streaming.session import Session
@@ -23,6 +23,7 @@ def file_session_config(options: DecodeOptions) -> SessionConfig:
         endpointer=EndpointerConfig(pause_ms=_PAUSE_MS),
         segmenter=SegmenterConfig(max_utterance_ms=_MAX_UTTERANCE_MS, cut_zone_ms=8_000),
         partials=PartialConfig(enabled=False),
+        context=ContextConfig(enabled=False),  # so that several of its utterances can be decoded at once
         options=options,
         early_final=False,
         final_priority=Priority.FILE,

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from streaming.config import AudioFormat
-from streaming.errors import ClientError, SttError
+from streaming.errors import BadAudio, BadMessage, ClientError, SttError
 from streaming.events import (
     CancelDecode,
     ClientEvent,
@@ -126,11 +126,18 @@ class Outbox:
         return self._events.popleft()
 
     def _replace(self, event: PartialTranscript | Lag) -> None:
-        for waiting in self._events:
-            same_kind = type(waiting) is type(event)
-            if same_kind and getattr(waiting, "utterance_id", None) == getattr(event, "utterance_id", None):
-                self._events.remove(waiting)
+        for index, waiting in enumerate(self._events):
+            if _takes_the_place(event, waiting):
+                del self._events[index]
                 return
+
+
+def _takes_the_place(newer: PartialTranscript | Lag, older: ToClient) -> bool:
+    match newer, older:
+        case PartialTranscript(), PartialTranscript():
+            return newer.utterance_id == older.utterance_id
+        case _:
+            return isinstance(newer, Lag) and isinstance(older, Lag)
 
 
 class LiveSession:
@@ -157,32 +164,35 @@ class LiveSession:
         self._done = asyncio.Event()
         self._complaints = 0
         self._ended = False  # the client said eof
-        self._finishing = False  # the service did
+        self._finishing = asyncio.Event()  # the service did
 
     async def run(self, source: AsyncIterator[Command]) -> None:
         """Returns when every sample is answered. Raises ClientGone or SttError; its tasks are gone by then."""
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                helpers = [group.create_task(self._read(source)), group.create_task(self._beat())]
+                helpers = [group.create_task(job) for job in (self._read(source), self._beat(), self._finish())]
                 await self._done.wait()
                 for helper in helpers:
                     helper.cancel()
         except* (ClientGone, SttError) as errors:
-            raise _first(errors) from None
+            raise reason(errors) from None
 
     def finish(self) -> None:
-        """Take the audio so far as all there is (the service is about to stop)."""
-        self._finishing = True
+        """Take the audio so far as all there is (the service is about to stop). May be called at any time."""
+        self._finishing.set()
+
+    async def _finish(self) -> None:
+        await self._finishing.wait()
         self._carry_out(self._session.receive_eof())
 
     async def _read(self, source: AsyncIterator[Command]) -> None:
         async for command in source:
-            if self._finishing:
+            if self._finishing.is_set():
                 continue  # keep reading, so that a client that leaves is noticed
             try:
                 await self._receive(command)
-            except ClientError as error:
+            except (BadAudio, BadMessage) as error:
                 self._complain(error)
         if not self._ended:
             raise ClientGone
@@ -193,6 +203,8 @@ class LiveSession:
                 for start in range(0, len(data), self._slice_bytes):
                     self._carry_out(self._session.receive_audio(data[start : start + self._slice_bytes]))
                     await self._room()
+                    if self._finishing.is_set():
+                        return
             case Gap(samples):
                 self._carry_out(self._session.receive_gap(samples))
             case Commit():
@@ -213,7 +225,7 @@ class LiveSession:
             await asyncio.sleep(self._config.lag_interval_s)
             self._put(Lag(self._session.received_samples, self._session.covered_samples))
 
-    def _complain(self, error: ClientError) -> None:
+    def _complain(self, error: BadAudio | BadMessage) -> None:
         """Wrong audio ends the stream (the rest would be noise too); a wrong message does not, unless they go on."""
         self._complaints += 1
         if error.code == "implausible_audio" or self._complaints > self._config.max_complaints:
@@ -248,14 +260,10 @@ class LiveSession:
             self._carry_out(self._session.receive_hypothesis(hypothesis))
 
 
-def _first(errors: BaseExceptionGroup[ClientGone | SttError]) -> BaseException:
-    """The group's own reason: a client's leaving explains whatever else went wrong at the same time."""
-    flat: list[BaseException] = []
-    pending: list[BaseException] = list(errors.exceptions)
-    while pending:
-        error = pending.pop()
-        if isinstance(error, BaseExceptionGroup):
-            pending.extend(error.exceptions)
-        else:
-            flat.append(error)
-    return next((error for error in flat if isinstance(error, ClientGone)), flat[0])
+def reason(errors: BaseExceptionGroup[ClientGone | SttError]) -> BaseException:
+    """The group's one reason: a client's leaving explains whatever else went wrong at the same time."""
+    gone = errors.subgroup(ClientGone)
+    error: BaseException = gone or errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from app.admission import Admission
 from app.dispatch import DispatchConfig, Dispatcher, DispatchObserver
@@ -156,7 +157,7 @@ def make_dispatcher(recognizer: Recognizer, observer: DispatchObserver) -> Dispa
 
 
 async def _start(pending: _Pending, service: Service) -> None:
-    """Weights, engine, warm-up; a failure is logged and shows in /readyz, the process stays up to be asked."""
+    """Weights, engine, warm-up. A failure is logged and ends the service, which would be of no use."""
 
     def started(info: RecognizerInfo, start_s: float) -> None:
         service.metrics.engine_starts.inc()
@@ -172,7 +173,8 @@ async def _start(pending: _Pending, service: Service) -> None:
         pending.engine, pending.new_detectors = parts.engine, parts.new_detectors
         await parts.engine.start()
     except Exception as error:  # a task's edge: nobody else would see it
-        service.logger.error("engine_failed_to_start", reason=str(error))
+        service.failure = str(error) or repr(error)
+        service.logger.error("engine_failed_to_start", reason=service.failure)
         raise
     # Everything loaded so far lives as long as the process: the collector need not walk it again, which is what makes
     # its pauses long (measured by others at ~200 ms, docs/performance.md).
@@ -218,6 +220,31 @@ def _file_service(service: Service) -> http.FileService:
     )
 
 
+class _WebSocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's, but a client that breaks the protocol, as with too long a message (1009), gets to read so.
+
+    It may still be sending, and to close a socket with data unread resets it: the close frame would be lost. So our
+    side is ended alone, and what comes is thrown away until the client ends its own, or for ``close_timeout``.
+    """
+
+    def handle_parser_exception(self) -> None:
+        if self.close_sent:
+            return
+        assert self.conn.close_sent is not None
+        code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self.close_sent = True
+        for data in self.conn.data_to_send():
+            if data:
+                self.transport.write(data)
+            else:  # how websockets says that nothing more will be sent
+                self.transport.write_eof()
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+        self.close_timer = self.loop.call_later(self.close_timeout, self.transport.close)
+
+
 class _Server(uvicorn.Server):
     """uvicorn, but the first SIGTERM or SIGINT lets the streams end first; a second one does not wait."""
 
@@ -235,8 +262,14 @@ class _Server(uvicorn.Server):
         self._draining = loop.create_task(self._drain())
 
     async def _drain(self) -> None:
-        await self._service.drain()
-        self.should_exit = True
+        try:
+            await self._service.drain()
+        finally:
+            self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second. An engine that could not be started ends the service: it would be of no use."""
+        return await super().on_tick(counter) or bool(self._service.failure)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -255,16 +288,19 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(settings: Settings, sock: socket.socket) -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends it. Raises SystemExit with the reason where the engine cannot be started."""
     app = create_app(settings)
     config = uvicorn.Config(
         app,
         loop="uvloop",
         http="httptools",
-        ws="websockets-sansio",
+        ws=_WebSocketProtocol,
         ws_max_size=settings.max_message_bytes,
         ws_ping_interval=20.0,
-        ws_ping_timeout=20.0,
+        # Pings keep proxies from closing a quiet stream. A missing pong proves nothing: a client that sends faster than
+        # it is heard is not read from meanwhile, and its pong waits behind its audio. The dead are found by
+        # TCP_USER_TIMEOUT (each second has a heartbeat to be acknowledged) and by the idle limit.
+        ws_ping_timeout=None,
         ws_per_message_deflate=False,  # audio does not deflate, and the text is small
         log_config=None,
         access_log=False,
@@ -273,3 +309,6 @@ def serve(settings: Settings, sock: socket.socket) -> None:
     )
     server = _Server(config, app.state.service)
     server.run(sockets=[sock])
+    service: Service = app.state.service
+    if service.failure:
+        raise SystemExit(f"hark: {service.failure}")

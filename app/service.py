@@ -9,7 +9,7 @@ import structlog
 
 from app.admission import Admission
 from app.dispatch import Dispatcher
-from app.live import LiveConfig, LiveSession
+from app.live import LiveConfig
 from app.settings import Settings
 from app.telemetry import Metrics
 from streaming.errors import Overloaded
@@ -22,6 +22,14 @@ class EngineState(Protocol):
 
     @property
     def ready(self) -> bool: ...
+
+
+class Stream(Protocol):
+    """What the service asks of every stream that is open."""
+
+    def finish(self) -> None:
+        """Take the audio so far as all there is. Returns at once and never raises."""
+        ...
 
 
 @dataclass
@@ -37,7 +45,8 @@ class Service:
     sessions: Admission
     files: Admission
     live_config: LiveConfig = field(default_factory=LiveConfig)
-    live: set[LiveSession] = field(default_factory=set)
+    live: set[Stream] = field(default_factory=set)
+    failure: str = ""  # why the engine could not be started; the service is of no use then
 
     @property
     def info(self) -> RecognizerInfo:
@@ -52,8 +61,8 @@ class Service:
     async def drain(self) -> None:
         """Let nobody in, end every stream after the audio it has sent, and wait for the finals to go out."""
         self.sessions.is_draining = self.files.is_draining = True
-        for live in tuple(self.live):
-            live.finish()
+        for stream in tuple(self.live):
+            stream.finish()
         try:
             async with asyncio.timeout(self.settings.drain_timeout_s):
                 await self.sessions.wait_empty()

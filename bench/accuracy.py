@@ -19,17 +19,14 @@ from pathlib import Path
 import av
 import numpy as np
 from numpy.typing import NDArray
-from rapidfuzz.distance import Levenshtein
-from whisper_normalizer.basic import BasicTextNormalizer
-from whisper_normalizer.english import EnglishTextNormalizer
 
+from bench import scoring
 from models.ctranslate import CtranslateConfig, CtranslateWhisper
 from streaming.types import DecodeOptions, DecodeRequest, Float32, Hypothesis, Pcm16, Priority
 
 SAMPLE_RATE_HZ = 16_000
 MAX_CLIP_S = 28.0
 ALL_SETS = ("read-en", "spontaneous-en", "phone", "multilingual", "nonspeech")
-CHARACTER_LANGUAGES = ("zh", "ja")
 
 
 @dataclass(frozen=True)
@@ -44,51 +41,41 @@ class Clip:
 
 
 @dataclass
-class Score:
+class Tally:
     """Sums over clips. Times in seconds."""
 
-    units: int = 0
-    substitutions: int = 0
-    deletions: int = 0
-    insertions: int = 0
+    score: scoring.Score = field(default_factory=scoring.Score)
     clips: int = 0
     audio_s: float = 0.0
     encoder_s: float = 0.0
     decode_s: float = 0.0
     full_windows: int = 0
     sampled: int = 0
-    rejected: list[str] = field(default_factory=list)
+    rejected: int = 0
 
-    def add(self, clip: Clip, reference: Sequence[str], heard: Sequence[str], answer: Hypothesis) -> int:
+    def add(self, clip: Clip, answer: Hypothesis, encoder_s: float) -> int:
         """Count one clip; returns its errors."""
-        counts = {"replace": 0, "delete": 0, "insert": 0}
-        for operation in Levenshtein.editops(reference, heard):
-            counts[operation.tag] += 1
-        self.units += len(reference)
-        self.substitutions += counts["replace"]
-        self.deletions += counts["delete"]
-        self.insertions += counts["insert"]
+        errors = scoring.score(clip.text, answer.text, clip.language)
+        self.score += errors
         self.clips += 1
         self.audio_s += clip.duration_s
+        self.encoder_s += encoder_s
         self.decode_s += answer.decode_s
         self.full_windows += answer.full_window
         self.sampled += answer.temperature > 0.0
-        if answer.rejected:
-            self.rejected.append(answer.rejected)
-        return sum(counts.values())
+        self.rejected += bool(answer.rejected)
+        return errors.errors
 
     def line(self, name: str) -> str:
-        errors = self.substitutions + self.deletions + self.insertions
-        rate = 100.0 * errors / self.units if self.units else 0.0
         return (
-            f"{name:16} {self.clips:5} {self.audio_s / 60:6.1f} {rate:7.2f} "
-            f"{self.substitutions:5} {self.deletions:4} {self.insertions:4} {self.encoder_s:8.1f} "
+            f"{name:16} {self.clips:5} {self.audio_s / 60:6.1f} {100 * (self.score.rate or 0.0):9.2f} "
+            f"{self.score.substitutions:5} {self.score.deletions:4} {self.score.insertions:4} {self.encoder_s:9.1f} "
             f"{self.decode_s - self.encoder_s:8.1f} {self.decode_s / max(self.audio_s, 1e-9):6.3f} "
-            f"{self.full_windows:5} {self.sampled:7} {len(self.rejected):8}"
+            f"{self.full_windows:5} {self.sampled:7} {self.rejected:8}"
         )
 
 
-HEADER = "set              clips    min  WER/CER %    S    D    I  encode s  other s    RTF  full sampled rejected"
+HEADER = "set              clips    min WER/CER %     S    D    I  encode s  other s    RTF  full sampled rejected"
 
 
 class TimedWhisper(CtranslateWhisper):
@@ -126,17 +113,6 @@ def clips(corpus: Path, sets: Sequence[str], every: int) -> Iterator[Clip]:
             yield Clip(corpus / row["path"], name, row["language"], row["text"], duration_s)
 
 
-def units(text: str, language: str) -> list[str]:
-    """What errors are counted in: normalised words, or characters where there are no spaces."""
-    if language in CHARACTER_LANGUAGES:
-        return list(BASIC(text).replace(" ", ""))
-    return str(ENGLISH(text) if language == "en" else BASIC(text)).split()
-
-
-BASIC = BasicTextNormalizer()
-ENGLISH = EnglishTextNormalizer()
-
-
 def request(number: int, clip: Clip, audio: Pcm16, known: frozenset[str]) -> DecodeRequest:
     """The clip as a file's only utterance. Its language is given where the model knows it."""
     language = clip.language if clip.language in known and clip.text else None
@@ -152,9 +128,9 @@ def request(number: int, clip: Clip, audio: Pcm16, known: frozenset[str]) -> Dec
     )
 
 
-def run(engine: TimedWhisper, chosen: Sequence[Clip], *, detect: bool, verbose: bool) -> dict[str, Score]:
+def run(engine: TimedWhisper, chosen: Sequence[Clip], *, detect: bool, verbose: bool) -> dict[str, Tally]:
     """Decode every clip; texts on non-speech and, if verbose, every clip with errors are printed."""
-    scores: dict[str, Score] = {}
+    tallies: dict[str, Tally] = {}
     for number, clip in enumerate(chosen):
         audio = read_audio(clip.path)[: int(MAX_CLIP_S * SAMPLE_RATE_HZ)]
         asked = request(number, clip, audio, engine.info.languages)
@@ -162,9 +138,8 @@ def run(engine: TimedWhisper, chosen: Sequence[Clip], *, detect: bool, verbose: 
             asked = replace(asked, options=DecodeOptions())
         before_s = engine.encoder_s
         answer = engine.decode(asked)
-        score = scores.setdefault(clip.corpus_set, Score())
-        score.encoder_s += engine.encoder_s - before_s
-        errors = score.add(clip, units(clip.text, clip.language), units(answer.text, clip.language), answer)
+        tally = tallies.setdefault(clip.corpus_set, Tally())
+        errors = tally.add(clip, answer, engine.encoder_s - before_s)
         if answer.rejected or (errors and (verbose or not clip.text)):
             print(
                 f"  {clip.path.name}: {errors} errors, {answer.language}, full={answer.full_window}, "
@@ -174,7 +149,7 @@ def run(engine: TimedWhisper, chosen: Sequence[Clip], *, detect: bool, verbose: 
             )
             if verbose and clip.text:
                 print(f"    reference: {clip.text!r}")
-    return scores
+    return tallies
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -210,10 +185,10 @@ def main(argv: Sequence[str]) -> None:
         for clip in list(clips(asked.corpus, [name], asked.every))[: asked.limit]
         if engine.info.languages != {"en"} or clip.language == "en" or not clip.text
     ]
-    scores = run(engine, chosen, detect=asked.detect, verbose=asked.verbose)
+    tallies = run(engine, chosen, detect=asked.detect, verbose=asked.verbose)
     print(HEADER)
-    for name, score in scores.items():
-        print(score.line(name))
+    for name, tally in tallies.items():
+        print(tally.line(name))
 
 
 if __name__ == "__main__":

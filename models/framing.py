@@ -206,6 +206,8 @@ def _request_to_json(request: DecodeRequest) -> dict[str, Any]:
         "start_sample": request.start_sample,
         "speech_samples": request.speech_samples,
         "committed": request.committed,
+        "context": request.context,
+        "context_language": request.context_language,
         "options": {
             "language": options.language,
             "languages": list(options.languages),
@@ -260,6 +262,8 @@ def _request(fields: dict[str, Any], payload: bytes) -> DecodeRequest:
         start_sample=fields["start_sample"],
         speech_samples=fields["speech_samples"],
         committed=fields["committed"],
+        context=fields["context"],
+        context_language=fields["context_language"],
         options=DecodeOptions(
             language=options["language"],
             languages=tuple(options["languages"]),

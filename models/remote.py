@@ -20,7 +20,7 @@ import socket
 import sys
 from asyncio.subprocess import Process
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -46,6 +46,7 @@ from streaming.types import DecodeRequest, Hypothesis, RecognizerInfo
 _LOG_LINES_KEPT = 20
 _LONGEST_LOG_LINE = 8_192
 _FAULTS_IN_A_ROW = 2  # a broken GPU context stays broken, so the next try needs a fresh process
+_REAP_TIMEOUT_S = 10.0  # SIGKILL acts at once; unless the kernel holds the process, or somebody else has reaped it
 _EXIT_GRACE_S = 2.0  # a process whose socket has closed leaves by itself well within this
 
 Setting = str | int | float | bool | None | tuple[float, ...]
@@ -118,6 +119,7 @@ class Job:
 
 
 J = TypeVar("J", bound=Job)
+T = TypeVar("T")
 
 
 class Ledger(Generic[J]):
@@ -240,6 +242,16 @@ class _Link(asyncio.Protocol):
             self.lost.set_result(reason)
 
 
+async def _whole(step: Coroutine[Any, Any, T]) -> T:
+    """Await a step of a few milliseconds that cannot be undone by halves; a cancellation takes effect at its end."""
+    task = asyncio.create_task(step)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+
+
 class EngineProcess:
     """One engine process from launch to its last trace. ``receive`` gets what it sends after Ready."""
 
@@ -273,7 +285,7 @@ class EngineProcess:
         grace_s = 0.0
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
-                exited = await self._launch()
+                exited = await _whole(self._launch())
                 news: list[asyncio.Future[Any]] = [self._ready, self._link.lost, exited]
                 await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
             failure = "" if self._ready.done() else await self._why()
@@ -335,7 +347,9 @@ class EngineProcess:
             self._group_killed = True
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # with whatever it has started itself
-        await asyncio.wait([self._exited, self._log])
+        _, lingering = await asyncio.wait([self._exited, self._log], timeout=_REAP_TIMEOUT_S)
+        for task in lingering:
+            task.cancel()
 
     async def _launch(self) -> asyncio.Task[int]:
         ours, theirs = socket.socketpair()

@@ -93,17 +93,25 @@ def context_tokens(encode: Encode, prompt: str, hotwords: Sequence[str]) -> list
 def decoder_prompt(
     special: SpecialTokens, start: Sequence[int], context: Sequence[int], prefix: Sequence[int] = ()
 ) -> list[int]:
-    """The decoder's input: context, start sequence, <|notimestamps|>, and the tokens the text must start with."""
-    before = [special.start_of_previous, *context] if context else []
+    """The decoder's input: context, start sequence, <|notimestamps|>, and the tokens the text must start with.
+
+    Context that the prefix leaves no room for is dropped, the oldest first.
+    """
+    kept = context[-room:] if (room := max(0, MAX_CONTEXT_TOKENS - len(prefix))) else ()
+    before = [special.start_of_previous, *kept] if kept else []
     return [*before, *start, special.no_timestamps, *prefix]
 
 
-def token_cap(audio_s: float) -> int:
-    """How many tokens audio this long may have.
+def token_cap(audio_s: float, prompt_tokens: int) -> int:
+    """How many tokens may follow a prompt of so many: at least 1, at most 224 and what the decoder has left.
 
-    Fast English has 6 tokens a second; scripts that Whisper spells in bytes reach 25 (Burmese, Amharic).
+    Fast English has 6 tokens a second; scripts that Whisper spells in bytes reach 25 (Burmese, Amharic). Raises
+    ValueError where the prompt fills the decoder.
     """
-    return 20 + int(25 * audio_s)
+    room = MAX_LENGTH_TOKENS - prompt_tokens
+    if room < 1:
+        raise ValueError(f"a prompt of {prompt_tokens} tokens leaves no room for text")
+    return min(20 + int(25 * audio_s), MAX_LENGTH_TOKENS // 2, room)
 
 
 def choose_language(
@@ -126,7 +134,8 @@ def choose_language(
 
 # Tokens to words
 
-_OPENING = "\"'“‘¿¡([{«„「『《-–—"
+_OPENING = "\"'“‘¿¡([{«„「『《（-–—"
+_OPENING_ALONE = "¿¡([{「『《（"  # those that never close anything
 _CHARACTERS_IN_PIECE = 4  # more tokens than one UTF-8 character has bytes: then U+FFFD is what the model wrote
 
 
@@ -166,7 +175,8 @@ def _join(left: TokenWord, right: TokenWord) -> TokenWord:
 
 def _belongs_to_previous(previous: TokenWord, piece: TokenWord, spaced: bool) -> bool:
     if is_punctuation(piece.text):
-        return piece.text.strip() not in _OPENING or not piece.text.startswith(" ")
+        mark = piece.text.strip()
+        return not (mark in _OPENING and piece.text.startswith(" ")) and (spaced or mark not in _OPENING_ALONE)
     if is_punctuation(previous.text):
         return previous.text.strip() in _OPENING or not piece.text.startswith(" ")
     return spaced and not piece.text.startswith(" ")

@@ -74,11 +74,16 @@ class Scheduler:
         self.final = None
         self._early_final_failed = False
 
-    def settle(self) -> Asked | None:
-        """The pause held: the early final, asked or answered, is the final. None when it was never asked."""
+    def settle(self) -> tuple[Asked | None, list[int]]:
+        """The utterance ended: an early final, asked or answered, is the final; None when there is none.
+
+        Also the ids of requests that are needless now.
+        """
+        stale = [] if self.in_flight is None else [self.in_flight.request_id]
+        self.in_flight = None
         if self.final is not None:
             self.final = replace(self.final, purpose=Purpose.FINAL)
-        return self.final
+        return self.final, stale
 
     def answered(self, hypothesis: Hypothesis) -> Asked | None:
         """The request that this answers, or None when nobody waits for it (stale, late or repeated)."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from streaming.audio import SAMPLE_RATE, FrameDecoder, Resampler, Windower, ms_to_samples
 from streaming.config import SessionConfig
+from streaming.context import Context
 from streaming.errors import BadMessage, SttError
 from streaming.events import (
     CancelDecode,
@@ -34,6 +35,7 @@ from streaming.segmenter import Closed, Opened, Segment, Segmenter, SegmenterEve
 from streaming.stabilizer import Stabilizer, join
 from streaming.types import DecodeRequest, Float32, Hypothesis, Priority, Word
 
+_SOFT_ONSET_SAMPLES = 1_600  # 100 ms: a soft consonant may come before the detector is sure
 _CONFIDENT_LANGUAGE = 0.5  # below this a detected language is no hint for the next utterance
 
 
@@ -46,10 +48,12 @@ class _Utterance:
         self.start_sample = opened.start_sample
         self.end_sample = opened.start_sample
         self.continues = opened.continues
+        self.is_open = True
         self.scheduler = Scheduler(config.partials, early_final=config.early_final)
         self.stabilizer = Stabilizer(ms_to_samples(config.partials.hold_back_ms))
         self.covered_sample = opened.start_sample  # up to where the newest answer reaches
         self.shown = ("", "")
+        self.waiting: Segment | None = None  # closed, but its final cannot be asked yet
         self.outcome: FinalTranscript | TranscriptFailed | None = None
 
 
@@ -59,11 +63,12 @@ class _Channel:
     detector: SpeechDetector
     windower: Windower
     segmenter: Segmenter
+    context: Context
     unsettled: deque[_Utterance]  # oldest first; the open one, if any, is the last
 
     @property
     def open(self) -> _Utterance | None:
-        return self.unsettled[-1] if self.segmenter.is_open else None
+        return self.unsettled[-1] if self.unsettled and self.unsettled[-1].is_open else None
 
 
 class Session:
@@ -77,7 +82,14 @@ class Session:
         self._frames = FrameDecoder(config.audio)
         self._resampler = Resampler(config.audio.sample_rate_hz, config.audio.channels)
         self._channels = [
-            _Channel(i, detector, Windower(), Segmenter(config.endpointer, config.segmenter), deque())
+            _Channel(
+                i,
+                detector,
+                Windower(),
+                Segmenter(config.endpointer, config.segmenter),
+                Context(config.context),
+                deque(),
+            )
             for i, detector in enumerate(detectors)
         ]
         self._received_frames = 0  # at the stream's own rate
@@ -215,11 +227,13 @@ class Session:
         return outputs
 
     def _close(self, channel: _Channel, utterance: _Utterance, closed: Closed) -> list[Output]:
-        utterance.end_sample = closed.end_sample
+        utterance.end_sample, utterance.is_open = closed.end_sample, False
         outputs: list[Output] = [SpeechStopped(utterance.id, channel.index, self._heard(closed.end_sample))]
-        final = utterance.scheduler.settle()
+        final, stale = utterance.scheduler.settle()
+        outputs += [CancelDecode(request_id) for request_id in stale]
         if final is None:
-            return outputs + self._ask(channel, utterance, Purpose.FINAL, closed.segment)
+            utterance.waiting = closed.segment
+            return outputs + self._ask_waiting(channel)
         if final.answer is not None:
             return outputs + self._on_answer(channel, utterance, final, final.answer)
         return outputs
@@ -232,11 +246,23 @@ class Session:
         if utterance is None or self._eof:
             return []
         if segmenter.is_paused:
-            if utterance.scheduler.wants_early_final():
+            if utterance.scheduler.wants_early_final() and self._may_ask_final(channel, utterance):
                 return self._ask(channel, utterance, Purpose.EARLY_FINAL, segmenter.segment())
         elif utterance.scheduler.wants_partial(segmenter.speech_start, segmenter.position):
             return self._ask(channel, utterance, Purpose.PARTIAL, segmenter.segment())
         return []
+
+    def _may_ask_final(self, channel: _Channel, utterance: _Utterance) -> bool:
+        """With context, one after the other: what a final is told must not depend on how fast answers come."""
+        return not self._config.context.enabled or utterance is channel.unsettled[0]
+
+    def _ask_waiting(self, channel: _Channel) -> list[Output]:
+        outputs: list[Output] = []
+        for utterance in channel.unsettled:
+            if utterance.waiting is not None and self._may_ask_final(channel, utterance):
+                segment, utterance.waiting = utterance.waiting, None
+                outputs += self._ask(channel, utterance, Purpose.FINAL, segment)
+        return outputs
 
     def _ask(self, channel: _Channel, utterance: _Utterance, purpose: Purpose, segment: Segment) -> list[Output]:
         asked = Asked(self._next_request, purpose, segment)
@@ -252,6 +278,8 @@ class Session:
             start_sample=segment.start_sample,
             speech_samples=segment.speech_samples,
             committed=join(utterance.stabilizer.committed),
+            context=channel.context.before(utterance.start_sample),
+            context_language=channel.context.language,
             options=replace(self._config.options, language_hint=self._language_hint),
         )
         return [*(CancelDecode(request_id) for request_id in stale), Decode(request)]
@@ -288,7 +316,7 @@ class Session:
             utterance_id=utterance.id,
             channel=utterance.channel,
             text=join(settled),
-            words=tuple(_clamp(word, self.received_samples) for word in settled),
+            words=tuple(_clamp(word, utterance.start_sample, self.received_samples) for word in settled),
             language=hypothesis.language,
             language_probability=hypothesis.language_probability,
             confidence=float(np.mean([word.probability for word in settled])) if settled else 0.0,
@@ -303,8 +331,9 @@ class Session:
         outputs: list[Output] = []
         while channel.unsettled and (outcome := channel.unsettled[0].outcome) is not None:
             channel.unsettled.popleft()
+            channel.context.add(outcome)
             outputs.append(outcome)
-        return outputs + self._settle_done()
+        return outputs + self._ask_waiting(channel) + self._schedule(channel) + self._settle_done()
 
     def _settle_done(self) -> list[Output]:
         if not self._eof or self._done or any(channel.unsettled for channel in self._channels):
@@ -322,8 +351,11 @@ class Session:
         return self.received_samples
 
 
-def _clamp(word: Word, end: int) -> Word:
-    return replace(word, start_sample=min(word.start_sample, end), end_sample=min(word.end_sample, end))
+def _clamp(word: Word, onset: int, end: int) -> Word:
+    """Whisper's alignment lets a first word begin with the audio; the detector knows better where speech begins."""
+    start_sample = max(word.start_sample, onset - _SOFT_ONSET_SAMPLES, 0)
+    end_sample = min(max(word.end_sample, start_sample), end)
+    return replace(word, start_sample=min(start_sample, end_sample), end_sample=end_sample)
 
 
 def _absolute_words(hypothesis: Hypothesis, segment: Segment) -> tuple[Word, ...]:

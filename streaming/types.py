@@ -79,6 +79,8 @@ class DecodeRequest:
     start_sample: int
     speech_samples: int
     committed: str = ""
+    context: str = ""
+    context_language: str = ""
     options: DecodeOptions = field(default_factory=DecodeOptions)
 
 

@@ -1,16 +1,17 @@
 """``/v1/stream``: Hark's own protocol over a WebSocket. The messages are in app/wire/native.py."""
 
 import asyncio
+import contextlib
 import json
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from app.errors import surface
-from app.live import Audio, ClientGone, Command, Commit, Complaint, Eof, Lag, LiveSession, Outbox, SlowClient
+from app.live import Audio, ClientGone, Command, Commit, Complaint, Eof, Lag, LiveSession, Outbox, SlowClient, reason
 from app.service import Service
 from app.telemetry import StreamTelemetry
 from app.wire import native
@@ -52,37 +53,58 @@ class _Connection:
             max_utterance_ms=service.settings.max_utterance_ms,
         )
         self._logger = service.logger.bind(session=self._id)
+        self._live: LiveSession | None = None
+        self._going_down = asyncio.Event()
+        self._owes_audio = True  # until it says eof, or the service goes down
 
     async def serve(self) -> None:
-        """Never raises for what a client or the network does; ends this connection alone."""
-        await self._websocket.accept()
-        outcome = "gone"
+        """Never raises, whatever the client, the network or a bug does; ends this connection alone."""
+        outcome = "cancelled"
         try:
-            with self._service.sessions.slot():
-                self._service.metrics.sessions.set(self._service.sessions.open)
-                await self._stream()
-            outcome = "draining" if self._service.sessions.is_draining else "done"
-            await self._bid_farewell()
-        except SttError as error:
-            outcome = error.code
-            await self._refuse(error)
-        except (ClientGone, WebSocketDisconnect, RuntimeError, ConnectionError) as gone:
-            # Starlette raises RuntimeError where a message is sent to a client that has just left.
-            self._logger.debug("client_gone", reason=str(gone))
+            outcome = await self._serve()
         finally:
             self._service.metrics.sessions.set(self._service.sessions.open)
             self._service.metrics.sessions_total.labels(outcome).inc()
             self._logger.info("session_ended", outcome=outcome)
 
+    def finish(self) -> None:
+        """The service is about to stop: what has come so far is all there is."""
+        self._owes_audio = False
+        self._going_down.set()
+        if self._live is not None:
+            self._live.finish()
+
+    async def _serve(self) -> str:
+        """From the handshake to the close, which a drain waits for too; returns how it ended."""
+        with contextlib.ExitStack() as held:
+            try:
+                await self._accept()
+                held.enter_context(self._service.sessions.slot())
+                self._service.metrics.sessions.set(self._service.sessions.open)
+                self._service.live.add(self)
+                held.callback(self._service.live.discard, self)
+                await self._stream()
+                return await self._bid_farewell()
+            except ClientGone:
+                return "gone"
+            except SttError as error:
+                self._logger.warning("session_refused", code=error.code, message=error.message)
+                await self._refuse(error)
+                return error.code
+            except Exception:  # the task's edge: a bug ends this stream, with a trace and a close code, and no other
+                self._logger.exception("session_broke")
+                await self._refuse(SttError("the service made a mistake; the stream is closed"))
+                return SttError.code
+
     async def _stream(self) -> None:
         info = self._service.info
         self._configure(native.query_parameters(self._websocket.query_params.multi_items()))
         await self._send(native.render_ready(self._id, self._parameters, info.model))
-        first = await self._first_command()
+        first = await self._begin()
         config = self._parameters.session_config()
         session = Session(config, self._service.new_detectors(config.audio.channels))
         telemetry = StreamTelemetry(self._service.metrics, self._logger, log_text=self._service.settings.log_text)
-        live = LiveSession(
+        self._live = live = LiveSession(
             session,
             config.audio,
             self._service.dispatcher,
@@ -90,11 +112,9 @@ class _Connection:
             self._service.live_config,
             telemetry.observe,
         )
-        self._service.live.add(live)
         try:
             await self._run(live, first)
         finally:
-            self._service.live.discard(live)
             self._service.metrics.audio_s.labels("live").inc(session.received_samples / SAMPLE_RATE)
 
     async def _run(self, live: LiveSession, first: Command) -> None:
@@ -105,11 +125,13 @@ class _Connection:
                 group.create_task(self._write())
                 try:
                     await live.run(self._commands(first))
+                except SlowClient:
+                    raise
                 except SttError as error:
                     failure = error
                 self._outbox.close()
-        except* (ClientGone, WebSocketDisconnect, SlowClient, RuntimeError, ConnectionError) as errors:
-            raise _flat(errors)[0] from None
+        except* (ClientGone, SlowClient) as errors:
+            raise reason(errors) from None
         if failure is not None:
             raise failure
 
@@ -117,6 +139,16 @@ class _Connection:
 
     def _configure(self, given: dict[str, Any] | dict[str, object]) -> None:
         self._parameters = native.parse_parameters(self._parameters, given, self._service.info.languages)
+
+    async def _begin(self) -> Command:
+        """The first command; the end of the stream, if the service goes down before there is one."""
+        first, going_down = asyncio.create_task(self._first_command()), asyncio.create_task(self._going_down.wait())
+        try:
+            await asyncio.wait((first, going_down), return_when=asyncio.FIRST_COMPLETED)
+            return first.result() if first.done() else Eof()
+        finally:
+            first.cancel()
+            going_down.cancel()
 
     async def _first_command(self) -> Command:
         """Takes ``config`` messages until the first message that is none; each is answered with ``ready``."""
@@ -153,14 +185,20 @@ class _Connection:
                 self._outbox.put(Complaint(error))
                 continue
             if command is not None:
+                self._owes_audio = self._owes_audio and not isinstance(command, Eof)
                 yield command
 
     async def _receive(self) -> str | bytes:
-        """The next message. Raises ClientGone when the client left, an ``idle`` error when nothing comes."""
+        """The next message. Raises ClientGone when the client left, an ``idle`` error when it should send and does not.
+
+        After its eof a client has nothing to send, however long the last finals take.
+        """
         try:
             async with asyncio.timeout(self._service.settings.idle_timeout_s):
                 message = await self._websocket.receive()
         except TimeoutError:
+            if not self._owes_audio:
+                return await self._receive()
             limit_s = self._service.settings.idle_timeout_s
             raise _IdleClient(f'nothing came for {limit_s:g} s; send {{"type":"keepalive"}} while muted') from None
         if message["type"] == "websocket.disconnect":
@@ -184,41 +222,50 @@ class _Connection:
                 case _:
                     await self._send(native.render(event, words=self._parameters.words))
 
+    async def _accept(self) -> None:
+        """Raises ClientGone."""
+        try:
+            await self._websocket.accept()
+        except (WebSocketDisconnect, RuntimeError):
+            raise ClientGone from None
+
     async def _send(self, message: dict[str, Any]) -> None:
+        """Raises ClientGone, or SlowClient when the client leaves it unread too long."""
+        text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
         try:
             async with asyncio.timeout(self._service.settings.send_timeout_s):
-                await self._websocket.send_text(json.dumps(message, ensure_ascii=False, separators=(",", ":")))
+                await self._websocket.send_text(text)
         except TimeoutError:
             raise SlowClient("the client does not read its results; the stream is closed") from None
+        except (WebSocketDisconnect, RuntimeError):  # Starlette's two ways to say that the client has just left
+            raise ClientGone from None
 
-    async def _bid_farewell(self) -> None:
-        if self._service.sessions.is_draining:
-            error = SttError("the service is going down; all audio so far is transcribed", code="shutting_down")
-            await self._send(native.render_error(error, fatal=True))
-            await self._close(CLOSE_RESTART, "service restart")
-        else:
+    async def _bid_farewell(self) -> str:
+        if not self._going_down.is_set():
             await self._close(CLOSE_DONE, "")
+            return "done"
+        error = SttError("the service is going down; all audio so far is transcribed", code="shutting_down")
+        await self._send(native.render_error(error, fatal=True))
+        await self._close(CLOSE_RESTART, "service restart")
+        return "draining"
 
     async def _refuse(self, error: SttError) -> None:
         """Say what is wrong, then close with a code that says whether another try is of use."""
-        self._logger.warning("session_refused", code=error.code, message=error.message)
         is_parameter = error.code in ("bad_parameter", "unknown_parameter", "unknown_language")
         code = CLOSE_BAD_PARAMETERS if is_parameter else surface(error).close_code
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await self._send(native.render_error(error, fatal=True))
-        except (TimeoutError, RuntimeError, ConnectionError, WebSocketDisconnect, SlowClient):
+        except (TimeoutError, ClientGone, SlowClient):
             return
         await self._close(code, error.message)
 
-    async def _close(self, code: int, reason: str) -> None:
-        if self._websocket.application_state is not WebSocketState.CONNECTED:
-            return
-        cut = reason.encode()[:120].decode(errors="ignore")  # a close frame holds 123 bytes (RFC 6455, 5.5)
+    async def _close(self, code: int, why: str) -> None:
+        cut = why.encode()[:120].decode(errors="ignore")  # a close frame holds 123 bytes (RFC 6455, 5.5)
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await self._websocket.close(code, cut)
-        except (TimeoutError, RuntimeError, ConnectionError, WebSocketDisconnect):
+        except (TimeoutError, RuntimeError, WebSocketDisconnect):
             pass
 
 
@@ -232,10 +279,3 @@ def _command(text: str) -> Command | None:
             return Eof()
         case native.Control.KEEPALIVE:
             return None
-
-
-def _flat(group: BaseExceptionGroup[Exception]) -> list[Exception]:
-    flat: list[Exception] = []
-    for error in group.exceptions:
-        flat += _flat(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return flat

@@ -26,6 +26,7 @@ from streaming.types import DecodeOptions, Task, Word
 MAX_PROMPT_CHARS = 1_000  # Whisper looks back at 224 tokens at most
 MAX_HOTWORDS = 200
 MAX_HOTWORD_CHARS = 100
+_LONGEST_NUMBER = 12  # digits; so many are out of every range, and short enough for an error message
 
 
 class Control(Enum):
@@ -84,12 +85,26 @@ class StreamParameters:
 
 
 def _wrong(name: str, value: object, expected: str) -> BadMessage:
-    return BadMessage(f"{name} must be {expected}, not {str(value)[:80]!r}", code="bad_parameter")
+    return BadMessage(f"{name} must be {expected}, not {_shown(value)}", code="bad_parameter")
+
+
+def _shown(value: object) -> str:
+    """The value for an error message; a container's contents can be nested too deep to be shown."""
+    return repr(_plain(value)[:80]) if _is_plain(value) else f"a {type(value).__name__}"
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def _plain(value: object) -> str:
+    """A JSON scalar or a query's text as text; "" for anything else."""
+    return str(value) if _is_plain(value) else ""
 
 
 def _to_bool(name: str, value: object) -> bool:
     truth = {"true": True, "1": True, "on": True, "yes": True, "false": False, "0": False, "off": False, "no": False}
-    found = truth.get(str(value).lower())
+    found = truth.get(_plain(value).lower())
     if found is None:
         raise _wrong(name, value, "true or false")
     return found
@@ -97,28 +112,33 @@ def _to_bool(name: str, value: object) -> bool:
 
 def _to_int(name: str, value: object) -> int:
     try:
-        return int(str(value))
+        return int(_plain(value)[:_LONGEST_NUMBER])
     except ValueError:
         raise _wrong(name, value, "a whole number") from None
 
 
 def _to_float(name: str, value: object) -> float:
     try:
-        return float(str(value))
+        return float(_plain(value))
     except ValueError:
         raise _wrong(name, value, "a number") from None
 
 
 def _to_text(name: str, value: object) -> str:
-    if not isinstance(value, str) or len(value) > MAX_PROMPT_CHARS:
+    if not isinstance(value, str) or len(value) > MAX_PROMPT_CHARS or not _is_unicode(value):
         raise _wrong(name, value, f"text of at most {MAX_PROMPT_CHARS} characters")
     return value
+
+
+def _is_unicode(text: str) -> bool:
+    """False for half of a surrogate pair, which JSON can escape and no UTF-8 can hold."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _to_list(name: str, value: object) -> tuple[str, ...]:
     """A JSON list, or one text with commas, as a query has it."""
     items = value.split(",") if isinstance(value, str) else value
-    if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
+    if not isinstance(items, list | tuple) or not all(isinstance(item, str) and _is_unicode(item) for item in items):
         raise _wrong(name, value, "a list of texts")
     kept = tuple(item.strip() for item in items if item.strip())
     if len(kept) > MAX_HOTWORDS or any(len(item) > MAX_HOTWORD_CHARS for item in kept):
@@ -128,16 +148,16 @@ def _to_list(name: str, value: object) -> tuple[str, ...]:
 
 def _to_choice(name: str, value: object, choices: type[Enum]) -> Any:
     try:
-        return choices(str(value).lower())
+        return choices(_plain(value).lower())
     except ValueError:
         known = ", ".join(str(choice.value) for choice in choices)
         raise _wrong(name, value, f"one of {known}") from None
 
 
 def _to_language(name: str, value: object, known: frozenset[str]) -> str:
-    code = str(value).strip().lower().replace("_", "-").split("-")[0]  # "en-US" names a language too
+    code = _plain(value).strip().lower().replace("_", "-").split("-")[0]  # "en-US" names a language too
     if code not in known:
-        raise BadMessage(f"{name} {str(value)[:40]!r} is not one that this model knows", code="unknown_language")
+        raise BadMessage(f"{name} {_shown(value)} is not one that this model knows", code="unknown_language")
     return code
 
 
@@ -153,7 +173,7 @@ def parse_parameters(
     for name, value in given.items():
         match name:
             case "language":
-                is_auto = value in (None, "", "auto")
+                is_auto = value is None or value in ("", "auto")
                 changes[name] = None if is_auto else _to_language(name, value, languages)
             case "languages":
                 changes[name] = tuple(_to_language(name, code, languages) for code in _to_list(name, value))
@@ -185,7 +205,7 @@ def parse_message(text: str) -> Control | Configure:
     """A text message. Raises BadMessage when it is none of the protocol's."""
     try:
         message = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # an integer of thousands of digits is a plain ValueError
         raise BadMessage('a text message must be JSON such as {"type":"eof"}; audio goes in binary messages') from None
     kind = message.get("type") if isinstance(message, dict) else None
     if kind == "config":
@@ -194,7 +214,7 @@ def parse_message(text: str) -> Control | Configure:
         return Control(kind)
     except ValueError:
         known = ", ".join(["config", *(control.value for control in Control)])
-        raise BadMessage(f"unknown message type {str(kind)[:40]!r}; known are {known}") from None
+        raise BadMessage(f"unknown message type {_shown(kind)}; known are {known}") from None
 
 
 def query_parameters(pairs: Iterable[tuple[str, str]]) -> dict[str, object]:

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from models.host import share_of_words, warm_up_clip
-from models.remote import RemoteConfig, RemoteRecognizer
+from models.remote import RemoteConfig, RemoteRecognizer, Setting
 from models.scripted import VOCABULARY, ScriptedConfig, ScriptedRecognizer, encode_words
 from streaming.ports import Recognizer
 from streaming.types import DecodeOptions, DecodeRequest, Hypothesis, Pcm16, Priority
@@ -39,7 +39,7 @@ async def scripted_process() -> AsyncIterator[Case]:
 
 @asynccontextmanager
 async def ctranslate_process() -> AsyncIterator[Case]:
-    engine = {
+    engine: dict[str, Setting] = {
         "kind": "ctranslate",
         "model_dir": str(require_weights("tiny.en")),
         "model_name": "tiny.en",

@@ -132,3 +132,8 @@ class Driver:
                 case PartialTranscript():
                     pass
         return sorted(kept, key=repr)
+
+    def final_questions(self) -> dict[int, tuple[int, int, str]]:
+        """What each final was asked with: where its audio starts, how long it is, and the context."""
+        asked = {r.utterance_id: r for r in self.requests if r.priority is Priority.LIVE_FINAL}  # the last one counts
+        return {number: (r.start_sample, r.audio.size, r.context) for number, r in asked.items()}

@@ -1,5 +1,7 @@
 """The ledger of the engine process: who is asked next, who is to blame. No process, no clock."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -181,7 +183,8 @@ TestLedger = LedgerMachine.TestCase
 
 @given(st.sampled_from(["max_attempts", "max_pending", "request_timeout_s", "start_timeout_s", "backoff_s"]))
 def test_settings_out_of_range_are_refused(name: str) -> None:
+    setting: dict[str, Any] = {name: 0}
     with pytest.raises(ValueError, match="must be"):
-        RemoteConfig(engine={"kind": "scripted"}, **{name: 0})
+        RemoteConfig(engine={"kind": "scripted"}, **setting)
     with pytest.raises(ValueError, match="kind"):
         RemoteConfig(engine={})

@@ -72,9 +72,9 @@ def test_the_detector_does_not_care_how_windows_are_split(script: list[float], c
 
 
 def test_the_detector_hears_every_word_and_no_silence() -> None:
-    words = encode_words(VOCABULARY).astype(np.float32) / 32768
+    words = encode_words(VOCABULARY).astype(np.float32) / np.float32(32768)
     assert ScriptedDetector().probabilities(words[: len(words) // 512 * 512].reshape(-1, 512)).min() > 0.9
-    assert ScriptedDetector().probabilities(np.zeros((3, 512), np.float32)).max() == 0.0
+    assert ScriptedDetector().probabilities(np.zeros((3, 512), dtype=np.float32)).max() == 0.0
 
 
 async def test_the_recognizer_refuses_more_than_it_may_hold() -> None:

@@ -73,7 +73,9 @@ CHOICES = st.lists(st.integers(0, 9), min_size=1, max_size=8)
 def test_events_and_finals_do_not_depend_on_the_cut(scene: Float32, cuts: list[int], choices: list[int]) -> None:
     data = pcm_bytes(scene)
     whole = play(make_driver(), data, [len(data) or 1], [0])
-    assert play(make_driver(), data, cuts, choices).settled() == whole.settled()
+    pieces = play(make_driver(), data, cuts, choices)
+    assert pieces.settled() == whole.settled()
+    assert pieces.final_questions() == whole.final_questions()
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 640, 1023])
