@@ -140,8 +140,8 @@ class LinePrinter:
 
     def show(self, event: Event) -> None:
         if self._as_json:
-            at_ms = round((time.monotonic() - self._start_s) * 1000)
-            self._print(json.dumps({"at_ms": at_ms, **event}, ensure_ascii=False))
+            received_ms = round((time.monotonic() - self._start_s) * 1000)
+            self._print(json.dumps({"received_ms": received_ms, **event}, ensure_ascii=False))
         elif event["type"] == "final" and event["text"]:
             self._print(event["text"])
 

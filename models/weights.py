@@ -37,7 +37,7 @@ from huggingface_hub.utils import build_hf_headers
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.progress import Progress as RichProgress
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
+from tqdm.auto import tqdm
 
 from models import catalog
 from models.catalog import Archive, Bundle, FileSpec, Member

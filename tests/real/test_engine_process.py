@@ -335,6 +335,43 @@ async def test_when_the_parent_dies_the_engine_goes_too_even_when_stuck(signal_n
     assert await gone(pid)
 
 
+ON_UVLOOP = """
+import os, psutil, uvloop
+from models.remote import RemoteConfig, RemoteRecognizer
+from models.scripted import encode_words
+from streaming.errors import RecognizerFailed
+from streaming.types import DecodeRequest, Priority
+
+async def live(word):
+    recognizer = RemoteRecognizer(RemoteConfig(engine={"kind": "scripted", "crash_on": "zulu"}, backoff_s=0.01))
+    await recognizer.start()
+    try:
+        os.kill(recognizer.pid, 9)
+        print((await recognizer.decode(DecodeRequest(1, 1, 0, Priority.FILE, encode_words([word]), 0, 1))).text)
+    except RecognizerFailed:
+        print("failed")
+    await recognizer.close()
+
+async def main():
+    await live("alpha")
+    before = psutil.Process().num_fds()
+    for word in ("bravo", "zulu"):
+        await live(word)
+    print(psutil.Process().num_fds() - before, psutil.Process().num_threads(), psutil.Process().children())
+
+uvloop.run(main())
+"""
+
+
+async def test_it_lives_on_uvloop_too_and_starts_no_thread_there() -> None:
+    """uvicorn's loop; its processes and sockets are not asyncio's own."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", ON_UVLOOP, cwd=ROOT, stdout=subprocess.PIPE)
+    out, _ = await process.communicate()
+    *answers, left = out.decode().splitlines()
+    assert answers == ["alpha", "bravo", "failed"]
+    assert left == "0 1 []"
+
+
 def own_resources() -> tuple[int, set[int]]:
     me = psutil.Process()
     return me.num_fds(), {child.pid for child in me.children(recursive=True)}

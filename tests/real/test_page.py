@@ -20,7 +20,7 @@ from app.wire.openai_http import LANGUAGE_NAMES
 from tests.support.weights import require_vad, require_weights
 
 pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-from playwright.sync_api import Page, sync_playwright  # noqa: E402
+from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIP = ROOT / "models" / "data" / "warmup.wav"
