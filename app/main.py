@@ -35,6 +35,7 @@ from streaming.types import DecodeOptions, DecodeRequest, Hypothesis, Recognizer
 
 _STATIC = Path(__file__).parent / "static"
 _DEAD_PEER_MS = 30_000
+_UNSENT_BYTES = 16_384  # a minute of partials; by default the kernel would take up to 4 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,12 @@ def fetch(names: Sequence[str], settings: Settings, progress: weights.ProgressSi
 def assemble(settings: Settings, observer: RemoteObserver | None = None) -> Parts:
     """Find the weights (fetching them if need be) and prepare the engine. Blocks; raises WeightsNotFound."""
     if settings.engine is Engine.SCRIPTED:
-        scripted = RemoteConfig(engine={"kind": "scripted"}, interpreter=settings.engine_python)
+        scripted = RemoteConfig(
+            engine={"kind": "scripted"},
+            interpreter=settings.engine_python,
+            start_timeout_s=settings.start_timeout_s,
+            request_timeout_s=settings.request_timeout_s,
+        )
         return Parts(RemoteRecognizer(scripted, observer), lambda n: [ScriptedDetector() for _ in range(n)])
     config = weights_config(settings)
     directory = weights.locate(settings.model, config)
@@ -221,11 +227,18 @@ def _file_service(service: Service) -> http.FileService:
 
 
 class _WebSocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's, but a client that breaks the protocol, as with too long a message (1009), gets to read so.
+    """uvicorn's, with two changes.
 
-    It may still be sending, and to close a socket with data unread resets it: the close frame would be lost. So our
-    side is ended alone, and what comes is thrown away until the client ends its own, or for ``close_timeout``.
+    Little is written ahead of a slow client, so that what it has not read yet waits where newer text can replace it.
+
+    A client that breaks the protocol, as with too long a message (1009), gets to read so. It may still be sending, and
+    to close a socket with data unread resets it: the close frame would be lost. So our side is ended alone, and what
+    comes is thrown away until the client ends its own, or for ``close_timeout``.
     """
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.transport.set_write_buffer_limits(_UNSENT_BYTES)
 
     def handle_parser_exception(self) -> None:
         if self.close_sent:
@@ -280,6 +293,8 @@ def listen(host: str, port: int) -> socket.socket:
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         # A client that has stopped reading holds its connection for ever otherwise, whatever we close.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PEER_MS)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.bind((host, port))
     sock.listen(1024)
@@ -303,6 +318,7 @@ def serve(settings: Settings, sock: socket.socket) -> None:
         ws_ping_timeout=None,
         ws_per_message_deflate=False,  # audio does not deflate, and the text is small
         log_config=None,
+        log_level="warning",  # at "info" it logs each stream's query, which may hold a prompt
         access_log=False,
         timeout_graceful_shutdown=5,
         lifespan="on",

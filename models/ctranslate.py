@@ -315,7 +315,9 @@ class CtranslateWhisper:
         part = replace(plan, request=request)
         states = self._encode(audio[start:end], full_window=not self._config.shaped)
         found = self._climb(part, audio[start:end], states)
-        doubtful = _is_weak(part, found) or whisper_text.is_silence_phrase(found.text)
+        doubtful = found.average_logprob < whisper_text.MIN_AVERAGE_LOGPROB or whisper_text.is_silence_phrase(
+            found.text
+        )
         return () if doubtful or _rejection(part, found) else found.words
 
     def _committed_alone(self, plan: _Plan, states: ctranslate2.StorageView, attempt: _Attempt) -> _Attempt:

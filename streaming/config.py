@@ -82,8 +82,8 @@ class SegmenterConfig:
     place of the last ``cut_zone_ms``; words in that zone are not committed before the cut is made.
     """
 
-    pre_roll_ms: int = 320
-    post_roll_ms: int = 192
+    pre_roll_ms: int = 512
+    post_roll_ms: int = 320
     max_utterance_ms: int = 20_000
     cut_zone_ms: int = 6_000
 

@@ -37,6 +37,6 @@ class Context:
         """The last whole words that fit."""
         if len(text) <= self._config.max_chars:
             return text
-        cut = text[-self._config.max_chars :]
+        cut = text[len(text) - self._config.max_chars :]
         _, space, rest = cut.partition(" ")
         return rest if space else cut

@@ -224,18 +224,18 @@ def test_after_eof_only_finals_are_asked() -> None:
 
 def test_the_final_is_asked_when_the_pause_begins_and_said_when_it_ends() -> None:
     driver = make_driver()
-    driver.take(driver.session.receive_audio(pcm_bytes(np.concatenate((speech([7, 8]), silence(250))))))
+    driver.take(driver.session.receive_audio(pcm_bytes(np.concatenate((speech([7, 8]), silence(350))))))
     driver.answer_all()
     asked = len(driver.requests)
     assert driver.of_type(FinalTranscript) == []
-    driver.take(driver.session.receive_audio(pcm_bytes(silence(250))))
+    driver.take(driver.session.receive_audio(pcm_bytes(silence(150))))
     assert len(driver.requests) == asked, "the early final serves as the final"
     assert [final.text for final in driver.of_type(FinalTranscript)] == ["w7 w8"]
 
 
 def test_an_early_final_is_a_partial_when_speech_resumes() -> None:
     driver = make_driver()
-    scene = np.concatenate((speech([7, 8]), silence(250)))
+    scene = np.concatenate((speech([7, 8]), silence(350)))
     driver.take(driver.session.receive_audio(pcm_bytes(scene)))
     driver.take(driver.session.receive_audio(pcm_bytes(np.concatenate((speech([9]), silence(600))))))
     driver.answer_all()
