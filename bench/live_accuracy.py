@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.accuracy import ALL_SETS, HEADER, SAMPLE_RATE_HZ, Clip, Score, TimedWhisper, clips, read_audio, units
+from bench.accuracy import ALL_SETS, HEADER, SAMPLE_RATE_HZ, Clip, Tally, TimedWhisper, clips, read_audio
 from models.ctranslate import CtranslateConfig
 from models.silero import SileroModel
 from models.weights import WeightsConfig, locate_vad
@@ -116,8 +116,8 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--detect", action="store_true", help="detect the language instead of giving it")
     parser.add_argument("--full-window", action="store_true", help="encode 30 s always")
     parser.add_argument("--pause-ms", type=int, default=500)
-    parser.add_argument("--pre-roll-ms", type=int, default=320)
-    parser.add_argument("--post-roll-ms", type=int, default=192)
+    parser.add_argument("--pre-roll-ms", type=int, default=512)
+    parser.add_argument("--post-roll-ms", type=int, default=320)
     parser.add_argument("--max-utterance-ms", type=int, default=20_000)
     parser.add_argument("--hold-back-ms", type=int, default=600)
     parser.add_argument("--step-ms", type=int, default=400, help="audio between two looks at the engine")
@@ -160,7 +160,7 @@ def main(argv: Sequence[str]) -> None:
     )
     engine.encoder_s = 0.0
     player = Player(engine, SileroModel(locate_vad(WeightsConfig())), _config(asked), asked.step_ms)
-    scores: dict[str, Score] = {}
+    tallies: dict[str, Tally] = {}
     totals: dict[str, Counter[str]] = {}
     for name in asked.sets.split(","):
         for clip in clips(asked.corpus, [name], asked.every):
@@ -170,18 +170,21 @@ def main(argv: Sequence[str]) -> None:
             before_s = engine.encoder_s
             audio = read_audio(clip.path)[: int(clip.duration_s * SAMPLE_RATE_HZ)]
             played = player.play(audio, clip.language if known else None)
-            score, total = scores.setdefault(name, Score()), totals.setdefault(name, Counter())
-            score.encoder_s += engine.encoder_s - before_s
-            answer = Hypothesis(0, played.text, decode_s=played.decode_s, full_window=played.full_windows > 0)
-            heard = units(played.text, clip.language)
-            errors = score.add(clip, units(clip.text, clip.language), heard, answer)
-            score.rejected += played.rejected
+            tally, total = tallies.setdefault(name, Tally()), totals.setdefault(name, Counter())
+            answer = Hypothesis(
+                0,
+                played.text,
+                decode_s=played.decode_s,
+                full_window=played.full_windows > 0,
+                rejected=",".join(played.rejected),
+            )
+            errors = tally.add(clip, answer, engine.encoder_s - before_s)
             total.update(utterances=played.utterances, retracted=played.retracted, disagreed=played.disagreed)
             total.update(played.decodes)
             _report(clip, played, errors, asked.verbose)
     print(HEADER)
-    for name, score in scores.items():
-        print(score.line(name), dict(totals[name]))
+    for name, tally in tallies.items():
+        print(tally.line(name), dict(totals[name]))
 
 
 if __name__ == "__main__":

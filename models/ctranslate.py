@@ -32,15 +32,19 @@ HOPELESS_LOGPROB = -1.5
 DOUBTFUL_NO_SPEECH_PROBABILITY = 0.3
 
 
+MIN_ECHO_WORDS = 3  # people do answer "yes" to "yes"
+
+
 @dataclass(frozen=True, slots=True)
 class CtranslateConfig:
     """What to load and how to run it.
 
     ``device``: "cpu", "cuda", or "auto" (cuda where there is one). ``compute_type``: a CTranslate2 type, or "auto"
     (int8 on a CPU, float16 on a GPU). ``workers`` decodes run at once, each with ``threads_per_worker`` threads.
-    ``margin_s``: silence encoded after the audio before the precomputed tail begins; 1 s is too short, 3 s is safe
-    (docs/performance.md). ``shaped`` False always decodes the 30 s window. ``temperatures``: what is tried when the
-    full window's greedy text is not credible. ``language_threshold``: detection below it yields to the hint.
+    ``margin_s``: silence encoded after the audio before the precomputed tail begins; 1 s is too short, and 5 s gained
+    next to nothing over 3 s (bench/accuracy.py). ``shaped`` False always decodes the 30 s window. ``temperatures``:
+    what is tried when the full window's greedy text is not credible. ``language_threshold``: detection below it
+    yields to the hint.
     """
 
     model_dir: Path
@@ -75,6 +79,7 @@ class _Plan:
     spaced: bool
     start: list[int]
     context: list[int]
+    context_text: str  # what of it was said just before; a text that only repeats it is suspect
 
     @property
     def audio_samples(self) -> int:
@@ -179,14 +184,20 @@ class CtranslateWhisper:
     def _plan(self, request: DecodeRequest, states: ctranslate2.StorageView) -> _Plan:
         options = request.options
         language, probability = self._language(options, states)
+        said_before = request.context if request.context_language == language else ""
         return _Plan(
             request=request,
             language=language,
             language_probability=probability,
             spaced=options.task is Task.TRANSLATE or language not in whisper_text.UNSPACED_LANGUAGES,
             start=self._special.start_sequence(language, options.task),
-            context=whisper_text.context_tokens(self._tokens, options.prompt, options.hotwords),
+            context=self._context(request, said_before),
+            context_text=said_before,
         )
+
+    def _context(self, request: DecodeRequest, said_before: str) -> list[int]:
+        prompt = f"{request.options.prompt} {said_before}".strip()
+        return whisper_text.context_tokens(self._tokens, prompt, request.options.hotwords)
 
     def _language(self, options: DecodeOptions, states: ctranslate2.StorageView) -> tuple[str, float]:
         if not self._special.languages:
@@ -210,10 +221,15 @@ class CtranslateWhisper:
     # The ladder
 
     def _climb(self, plan: _Plan, audio: Float32, states: ctranslate2.StorageView) -> _Attempt:
-        """The first credible attempt, or the best of all."""
+        """The first credible attempt, or the best of all.
+
+        What was said before helps the first rung only: where that fails, it may be what leads the decoder astray.
+        """
         attempts: list[_Attempt] = []
         encoded_full = not self._config.shaped
-        for full_window, temperature in self._rungs(plan.request.priority):
+        for full_window, temperature in self._rungs(plan):
+            if attempts and plan.context_text:
+                plan = replace(plan, context=self._context(plan.request, ""), context_text="")
             if full_window and not encoded_full:
                 states, encoded_full = self._encode(audio, full_window=True), True
             attempts.append(self._attempt(plan, states, full_window=full_window, temperature=temperature))
@@ -221,15 +237,17 @@ class CtranslateWhisper:
                 return attempts[-1]
         return max(attempts, key=_credibility)
 
-    def _rungs(self, priority: Priority) -> Iterator[tuple[bool, float]]:
-        """(full window, temperature) in the order to try."""
-        yield not self._config.shaped, 0.0
-        if priority is Priority.LIVE_PARTIAL:
+    def _rungs(self, plan: _Plan) -> Iterator[tuple[bool, float]]:
+        """(full window, temperature) in the order to try, from the temperature that was asked for."""
+        first = plan.request.options.temperature
+        yield not self._config.shaped, first
+        if plan.request.priority is Priority.LIVE_PARTIAL:
             return
-        if self._config.shaped:
-            yield True, 0.0
+        if self._config.shaped or plan.context_text:
+            yield True, first
         for temperature in self._config.temperatures:
-            yield True, temperature
+            if temperature > first:
+                yield True, temperature
 
     def _attempt(
         self, plan: _Plan, states: ctranslate2.StorageView, *, full_window: bool, temperature: float
@@ -264,7 +282,8 @@ class CtranslateWhisper:
             return_scores=True,
             return_no_speech_prob=True,
         )[0]
-        said = [token for token in result.sequences_ids[0] if token < self._special.end_of_text]
+        # CTranslate2 counts what follows <|notimestamps|> in its prompt as part of the result.
+        said = [token for token in result.sequences_ids[0][len(prefix) :] if token < self._special.end_of_text]
         count = len(result.sequences_ids[0])
         attempt = _Attempt(
             words=self._words(plan, states, said, prefix),
@@ -273,7 +292,7 @@ class CtranslateWhisper:
             temperature=temperature,
             full_window=full_window,
         )
-        return replace(attempt, fault=_fault(plan, attempt, capped=count >= cap))
+        return replace(attempt, fault=_fault(plan, attempt, capped=count - len(prefix) >= cap))
 
     def _words(
         self, plan: _Plan, states: ctranslate2.StorageView, said: Sequence[int], prefix: Sequence[int]
@@ -311,8 +330,10 @@ class CtranslateWhisper:
         """What the audio [start, end) says when decoded alone; nothing where that is doubtful or all of the audio."""
         if end - start == plan.audio_samples:
             return ()
-        request = replace(plan.request, audio=plan.request.audio[start:end], speech_samples=end - start, committed="")
-        part = replace(plan, request=request)
+        request = replace(
+            plan.request, audio=plan.request.audio[start:end], speech_samples=end - start, committed="", context=""
+        )
+        part = replace(plan, request=request, context=self._context(request, ""), context_text="")
         states = self._encode(audio[start:end], full_window=not self._config.shaped)
         found = self._climb(part, audio[start:end], states)
         doubtful = found.average_logprob < whisper_text.MIN_AVERAGE_LOGPROB or whisper_text.is_silence_phrase(
@@ -356,6 +377,9 @@ def _fault(plan: _Plan, attempt: _Attempt, *, capped: bool = False) -> str:
         return "compression_ratio"
     if capped:
         return "token_cap"
+    repeats = plan.context_text and whisper_text.is_echo(attempt.text, plan.context_text)
+    if repeats and len(whisper_text.units(attempt.text)) >= MIN_ECHO_WORDS:
+        return "context_echo"
     if doubtful:
         return "low_logprob"
     uncovered = whisper_text.uncovered_samples(attempt.words, plan.audio_samples, plan.request.speech_samples)
@@ -363,7 +387,7 @@ def _fault(plan: _Plan, attempt: _Attempt, *, capped: bool = False) -> str:
 
 
 # Worst first. What is merely doubtful is better than what loops, and what is short better than what is doubtful.
-_FAULTS = ("repetition", "compression_ratio", "token_cap", "no_speech", "low_logprob", "coverage", "")
+_FAULTS = ("repetition", "compression_ratio", "token_cap", "no_speech", "context_echo", "low_logprob", "coverage", "")
 
 
 def _credibility(attempt: _Attempt) -> tuple[int, float]:
@@ -396,7 +420,7 @@ def _rejection(plan: _Plan, attempt: _Attempt) -> str:
     """The guard that drops this text, "" where it stands."""
     if not attempt.text:
         return "no_speech"
-    if attempt.fault in ("no_speech", "repetition", "compression_ratio"):
+    if attempt.fault in ("no_speech", "repetition", "compression_ratio", "context_echo"):
         return attempt.fault
     doubtful = attempt.average_logprob < whisper_text.MIN_AVERAGE_LOGPROB
     if doubtful and (

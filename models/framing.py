@@ -215,6 +215,7 @@ def _request_to_json(request: DecodeRequest) -> dict[str, Any]:
             "prompt": options.prompt,
             "hotwords": list(options.hotwords),
             "language_hint": options.language_hint,
+            "temperature": options.temperature,
         },
     }
 
@@ -271,6 +272,7 @@ def _request(fields: dict[str, Any], payload: bytes) -> DecodeRequest:
             prompt=options["prompt"],
             hotwords=tuple(options["hotwords"]),
             language_hint=options["language_hint"],
+            temperature=options["temperature"],
         ),
     )
 

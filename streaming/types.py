@@ -36,7 +36,8 @@ class DecodeOptions:
     ``language`` fixes the language (ISO 639-1 code as Whisper spells it); None detects it for each utterance,
     among ``languages`` when that is not empty. ``prompt`` is text that might have come before; ``hotwords`` are
     words to expect. ``language_hint`` is the language of the session's last confident utterance: a recognizer
-    uses it only where its own detection is unsure.
+    uses it only where its own detection is unsure. ``temperature``, 0 to 1, is where sampling starts: 0 always takes
+    the likeliest token.
     """
 
     language: str | None = None
@@ -45,6 +46,7 @@ class DecodeOptions:
     prompt: str = ""
     hotwords: tuple[str, ...] = ()
     language_hint: str | None = None
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,6 @@ def parse_form(fields: Iterable[tuple[str, str]], task: Task) -> TranscriptionFo
         values.setdefault(name.removesuffix("[]"), []).append(value.strip())
     response_format = _response_format(_last(values, "response_format"))
     granularities = _granularities(values.get("timestamp_granularities", []), response_format)
-    _temperature(_last(values, "temperature"))
     return TranscriptionForm(
         model=_last(values, "model"),
         options=_options(values, task),
@@ -170,6 +169,7 @@ def _options(values: dict[str, list[str]], task: Task) -> DecodeOptions:
         task=task,
         prompt=_last(values, "prompt"),
         hotwords=tuple(dict.fromkeys(hotwords)),
+        temperature=_temperature(_last(values, "temperature")),
     )
 
 
@@ -193,13 +193,14 @@ def _granularities(items: Sequence[str], response_format: ResponseFormat) -> fro
     return wanted
 
 
-def _temperature(value: str) -> None:
+def _temperature(value: str) -> float:
     try:
-        good = not value or 0.0 <= float(value) <= 1.0
+        temperature = float(value or 0.0)
     except ValueError:
-        good = False
-    if not good:
+        temperature = -1.0
+    if not 0.0 <= temperature <= 1.0:
         raise BadField("temperature must be a number from 0 to 1.", param="temperature")
+    return temperature
 
 
 def _boolean(name: str, value: str) -> bool:

@@ -171,6 +171,9 @@ def test_the_answer_begins_with_what_was_committed(base: CtranslateWhisper, comm
     audio = clip(JFK)
     answer = base.decode(ask(audio, committed=committed, priority=priority))
     assert whisper_text.begins_with(answer.text, committed)
+    rest = whisper_text.units(answer.text)[len(whisper_text.units(committed)) :]
+    assert " ".join(rest).count("americans") <= 1, "the prefix was said, and then said again"
+    assert not whisper_text.is_echo(" ".join(rest[:3]), committed)
     assert "ask what you can do for your country" in answer.text
     assert_well_formed(answer, audio)
 

@@ -563,8 +563,7 @@ async def test_no_task_outlives_its_stream() -> None:
     service, sock = uvicorn.Server(config), listen_on("127.0.0.1", 0)
     url = f"ws://127.0.0.1:{sock.getsockname()[1]}/v1/stream"
     serving_here = asyncio.create_task(service.serve([sock]))
-    while not app.state.service.engine.ready:
-        await asyncio.sleep(0.05)
+    await eventually(lambda: app.state.service.engine.ready, 30)
 
     async def one(number: int) -> None:
         async with connect(url, proxy=None) as connection:
@@ -580,14 +579,13 @@ async def test_no_task_outlives_its_stream() -> None:
                     await connection.close()
 
     async def tasks_after(count: int) -> int:
-        await asyncio.gather(*(one(number) for number in range(count)))
-        while service.server_state.connections or service.server_state.tasks:
-            await asyncio.sleep(0.01)
+        await asyncio.wait_for(asyncio.gather(*(one(number) for number in range(count))), 30)
+        await eventually(lambda: not service.server_state.connections and not service.server_state.tasks)
         return len(asyncio.all_tasks())
 
     assert await tasks_after(3) == await tasks_after(30)
     service.should_exit = True
-    await serving_here
+    await asyncio.wait_for(serving_here, 30)
 
 
 # --- real speech -----------------------------------------------------------------------------------------------------

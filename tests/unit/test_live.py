@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 CONFIG = SessionConfig(
     endpointer=EndpointerConfig(pause_ms=300),
-    segmenter=SegmenterConfig(max_utterance_ms=4_000, cut_zone_ms=1_500),
+    segmenter=SegmenterConfig(pre_roll_ms=320, post_roll_ms=192, max_utterance_ms=4_000, cut_zone_ms=1_500),
     partials=PartialConfig(interval_ms=200, hold_back_ms=0),
 )
 PAUSE = [None] * 4
