@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from app import client
-from app.settings import Settings, load_settings
+from app.settings import Engine, Settings, load_settings
 from streaming.errors import SttError
 
 app = typer.Typer(
@@ -32,8 +33,13 @@ class OutputFormat(StrEnum):
     VTT = "vtt"
 
 
+def _complain(message: str) -> None:
+    """Write it as it is: a path in it is neither wrapped nor read as markup."""
+    _stderr.print(Text("hark: ", style="red").append(message, style="default"), soft_wrap=True)
+
+
 def _fail(message: str) -> typer.Exit:
-    _stderr.print(f"[red]hark:[/red] {message}", highlight=False)
+    _complain(message)
     return typer.Exit(1)
 
 
@@ -64,10 +70,11 @@ def serve(
         sock = root.listen(settings.host, settings.port)
     except OSError as error:
         raise _fail(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
-    if settings.engine.value != "scripted":
-        _fetch([settings.model], settings)
+    _fetch_model(settings)
     shown = "localhost" if settings.host in ("0.0.0.0", "::", "127.0.0.1") else settings.host
-    _stderr.print(f"Hark listens on [bold]http://{shown}:{sock.getsockname()[1]}[/bold]  (Ctrl-C ends it)")
+    _stderr.print(
+        f"Hark listens on [bold]http://{shown}:{sock.getsockname()[1]}[/bold]  (Ctrl-C ends it)", soft_wrap=True
+    )
     configure_logging(settings.log_level)
     root.serve(settings, sock)
 
@@ -81,6 +88,11 @@ def _fetch(names: list[str], settings: Settings) -> dict[str, Path]:
             return root.fetch(names, settings, bars)
     except SttError as error:
         raise _fail(error.message) from None
+
+
+def _fetch_model(settings: Settings) -> None:
+    if settings.engine is not Engine.SCRIPTED:
+        _fetch([settings.model], settings)
 
 
 @app.command()
@@ -104,7 +116,7 @@ def transcribe(
     from streaming.types import DecodeOptions, Task
 
     settings = _settings(model=model)
-    _fetch([settings.model], settings)
+    _fetch_model(settings)
     task = Task.TRANSLATE if translate else Task.TRANSCRIBE
     options = DecodeOptions(language=language, task=task, prompt=prompt)
     columns = (
@@ -115,10 +127,9 @@ def transcribe(
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    failed = 0
     with Progress(*columns, console=_stderr, disable=not sys.stderr.isatty()) as progress:
         work = batch.Batch(settings, options, output_format.value, progress)
-        failed = asyncio.run(work.run(files, sys.stdout, lambda text: _stderr.print(text, highlight=False)))
+        failed = asyncio.run(work.run(files, sys.stdout, _complain))
     if failed:
         raise typer.Exit(1)
 

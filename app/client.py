@@ -1,6 +1,7 @@
 """A client of ``/v1/stream``, as anyone could write one: sources of PCM, the conversation, two ways to print."""
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
@@ -18,7 +19,7 @@ Event = dict[str, Any]
 
 
 class StreamRefused(Exception):
-    """The service ended the stream with an error."""
+    """The service ended the stream with an error, or cannot be reached."""
 
 
 class NoMicrophone(Exception):
@@ -96,37 +97,51 @@ async def stream(
 ) -> int:
     """Send the audio, show every event, return the exit code: 0 when the service said ``done``.
 
-    Raises StreamRefused when it ended the stream with an error, OSError when it cannot be reached.
+    Raises StreamRefused when it ended the stream with an error or cannot be reached, and whatever ``pcm`` raises.
     """
     source = pcm if realtime_hz is None else paced(pcm, realtime_hz)
     address = f"{url}{'&' if '?' in url else '?'}{urlencode(parameters)}" if parameters else url
-    async with websockets.connect(address, max_size=2**22, compression=None) as connection:
+    connection = await _connect(address, url)
+    async with connection:
         sender = asyncio.create_task(_send(connection, source))
+        reader = asyncio.create_task(_show_all(connection, show))
         try:
-            return await _show_all(connection, show, sender)
+            await asyncio.wait((sender, reader), return_when=asyncio.FIRST_COMPLETED)
+            if sender.done():
+                sender.result()  # a source that fails ends it at once
+            return await reader
         finally:
             sender.cancel()
-            await asyncio.gather(sender, return_exceptions=True)
+            reader.cancel()
+            await asyncio.gather(sender, reader, return_exceptions=True)
+
+
+async def _connect(address: str, url: str) -> websockets.ClientConnection:
+    try:
+        return await websockets.connect(address, max_size=2**22, compression=None)
+    except (ConnectionError, TimeoutError):
+        why = ""
+    except (OSError, websockets.WebSocketException) as error:
+        why = f" ({error})"
+    raise StreamRefused(f"no service answers at {url}{why}; `hark serve` starts one, --url names another")
 
 
 async def _send(connection: websockets.ClientConnection, source: AsyncIterator[bytes]) -> None:
-    async for data in source:
-        await connection.send(data)
-    await connection.send('{"type":"eof"}')
+    with contextlib.suppress(websockets.ConnectionClosed):  # the reader is told why
+        async for data in source:
+            await connection.send(data)
+        await connection.send('{"type":"eof"}')
 
 
-async def _show_all(
-    connection: websockets.ClientConnection, show: Callable[[Event], None], sender: asyncio.Task[None]
-) -> int:
-    async for message in connection:
-        event = json.loads(message)
-        show(event)
-        if event["type"] == "done":
-            return 0
-        if event["type"] == "error" and event["fatal"]:
-            raise StreamRefused(event["message"])
-        if sender.done() and not sender.cancelled() and (error := sender.exception()) is not None:
-            raise error
+async def _show_all(connection: websockets.ClientConnection, show: Callable[[Event], None]) -> int:
+    with contextlib.suppress(websockets.ConnectionClosed):
+        async for message in connection:
+            event = json.loads(message)
+            show(event)
+            if event["type"] == "done":
+                return 0
+            if event["type"] == "error" and event["fatal"]:
+                raise StreamRefused(event["message"])
     raise StreamRefused("the service closed the connection before it was done")
 
 

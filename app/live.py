@@ -165,9 +165,14 @@ class LiveSession:
         self._complaints = 0
         self._ended = False  # the client said eof
         self._finishing = asyncio.Event()  # the service did
+        self._unusable: BadAudio | None = None  # why what came last was not heard
 
     async def run(self, source: AsyncIterator[Command]) -> None:
-        """Returns when every sample is answered. Raises ClientGone or SttError; its tasks are gone by then."""
+        """Returns when every sample is answered. Raises ClientGone or SttError; its tasks are gone by then.
+
+        Audio that cannot be what it is declared to be is the end of it: what came before is answered, then BadAudio is
+        raised instead of SessionDone given out.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -177,6 +182,8 @@ class LiveSession:
                     helper.cancel()
         except* (ClientGone, SttError) as errors:
             raise reason(errors) from None
+        if self._unusable is not None:
+            raise self._unusable
 
     def finish(self) -> None:
         """Take the audio so far as all there is (the service is about to stop). May be called at any time."""
@@ -227,8 +234,12 @@ class LiveSession:
 
     def _complain(self, error: BadAudio | BadMessage) -> None:
         """Wrong audio ends the stream (the rest would be noise too); a wrong message does not, unless they go on."""
+        if isinstance(error, BadAudio):
+            self._unusable = error
+            self.finish()
+            return
         self._complaints += 1
-        if error.code == "implausible_audio" or self._complaints > self._config.max_complaints:
+        if self._complaints > self._config.max_complaints:
             raise error
         self._put(Complaint(error))
 
@@ -243,7 +254,8 @@ class LiveSession:
                     if task is not None:
                         task.cancel()
                 case SessionDone():
-                    self._put(output)
+                    if self._unusable is None:
+                        self._put(output)
                     self._done.set()
                 case _:
                     self._put(output)

@@ -98,12 +98,15 @@ def open_container(file: object) -> InputContainer:
             container_options={"protocol_whitelist": "none", "format_whitelist": FORMATS},
         )
     except (av.FFmpegError, ValueError, OSError) as error:
-        what = f"this is no audio or video file that can be read ({_reason(error)})"
+        what = f"this is no audio or video file that can be read{_reason(error)}"
         raise Unusable("unsupported_media", what) from error
 
 
 def _reason(error: Exception) -> str:
-    return str(error.strerror).lower() if isinstance(error, OSError) and error.strerror else type(error).__name__
+    """Why, in brackets; "" where FFmpeg only says that it can make nothing of the bytes."""
+    if isinstance(error, av.InvalidDataError | av.ArgumentError) or not isinstance(error, av.FFmpegError | OSError):
+        return ""
+    return f" ({error.strerror.lower()})" if error.strerror else ""
 
 
 def pick_stream(container: InputContainer) -> AudioStream:
@@ -320,8 +323,8 @@ class Decoding:
             return self._partial("the rest needs more memory than is allowed")
         except av.FFmpegError as error:
             if not self._samples:
-                return self._failed("unsupported_media", f"the file cannot be decoded ({_reason(error)})")
-            return self._partial(f"decoding stopped early ({_reason(error)})")
+                return self._failed("unsupported_media", f"the file cannot be decoded{_reason(error)}")
+            return self._partial(f"decoding stopped early{_reason(error)}")
         return self._finished()
 
     def _decode(self) -> None:
@@ -410,7 +413,7 @@ def main() -> None:
     try:
         source_fd = int(source[3:]) if source.startswith("fd:") else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        finish(Report("unreadable_file", f"the file cannot be opened ({_reason(error)})"))
+        finish(Report("unreadable_file", f"the file cannot be opened{_reason(error)}"))
     limit_resources(arguments.memory_bytes, arguments.cpu_s)
     decoding = Decoding(source_fd, sys.stdout.fileno(), arguments.max_duration_s)
     try:

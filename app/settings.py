@@ -25,38 +25,47 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="HARK_", frozen=True, extra="ignore", protected_namespaces=())
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
-    port: int = Field(7860, ge=0, le=65535)
+    port: int = Field(7860, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     model: str = Field("base", description="a Whisper size, a hub repository of a CTranslate2 model, or a directory")
-    engine: Engine = Engine.CTRANSLATE
+    engine: Engine = Field(Engine.CTRANSLATE, description="`scripted` needs no model: for work on pages and clients")
     engine_python: str = Field(sys.executable, description="interpreter of the engine process")
-    device: str = Field("auto", pattern="^(auto|cpu|cuda)$")
+    device: str = Field("auto", pattern="^(auto|cpu|cuda)$", description="where Whisper runs")
     compute_type: str = Field("auto", description="a CTranslate2 compute type; auto: int8 on CPU, float16 on CUDA")
     workers: int = Field(0, ge=0, le=64, description="decodes at once; 0: by the number of cores")
     threads: int = Field(0, ge=0, le=64, description="threads a decode; 0: by the number of cores")
     margin_s: float = Field(3.0, ge=0.5, le=30.0, description="silence encoded after the audio (docs/performance.md)")
     full_window: bool = Field(False, description="always encode Whisper's 30 s window, as the reference does")
 
-    cache_dir: Path = Field(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hark")
+    cache_dir: Path = Field(
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hark",
+        description="where weights are kept; below `XDG_CACHE_HOME` where that is set",
+    )
     offline: bool = Field(False, description="never look for weights on the network")
 
     pause_ms: int = Field(500, ge=32, le=10_000, description="default pause that ends an utterance")
     partial_interval_ms: int = Field(400, ge=32, le=10_000, description="new speech before the next partial")
-    max_utterance_ms: int = Field(20_000, ge=1_000, le=26_000)
+    max_utterance_ms: int = Field(
+        20_000, ge=1_000, le=26_000, description="default for the longest utterance; a longer one is cut"
+    )
 
     max_sessions: int = Field(64, ge=1, description="live streams at once; beyond that they are refused with 1013")
-    max_message_bytes: int = Field(4 * 2**20, ge=1_024)
+    max_message_bytes: int = Field(4 * 2**20, ge=1_024, description="longest WebSocket message")
     idle_timeout_s: float = Field(120.0, gt=0, description="a stream without audio or keepalive is closed after this")
     send_timeout_s: float = Field(20.0, gt=0, description="a client that does not read for this long is dropped")
     drain_timeout_s: float = Field(20.0, ge=0, description="time for the last finals after SIGTERM")
 
-    max_upload_bytes: int = Field(1_024 * 2**20, ge=1_024)
+    max_upload_bytes: int = Field(1_024 * 2**20, ge=1_024, description="longest upload")
     max_file_s: float = Field(6 * 3600.0, gt=0, description="longest recording that is transcribed")
     max_files: int = Field(8, ge=1, description="recordings transcribed at once; beyond that 503")
 
     request_timeout_s: float = Field(60.0, gt=0, description="an engine silent for this long is restarted")
-    start_timeout_s: float = Field(300.0, gt=0)
+    start_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="time for the engine to get ready; a first start that fails ends the service, a later one is tried again",
+    )
 
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least level of a log line")
     log_text: bool = Field(False, description="write what was said to the log")
 
     @property

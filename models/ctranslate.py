@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 
 from models import silence_tail, whisper_text
 from streaming.errors import RecognizerFailed
-from streaming.types import DecodeOptions, DecodeRequest, Float32, Hypothesis, Priority, RecognizerInfo, Task, Word
+from streaming.types import (
+    DecodeOptions,
+    DecodeRequest,
+    Float32,
+    Hypothesis,
+    Pcm16,
+    Priority,
+    RecognizerInfo,
+    Task,
+    Word,
+)
 
 SAMPLE_RATE_HZ = 16_000
 MAX_UNCOVERED_SAMPLES = 2 * SAMPLE_RATE_HZ  # speech without words that makes a text incomplete
@@ -80,6 +90,8 @@ class _Plan:
     start: list[int]
     context: list[int]
     context_text: str  # what of it was said just before; a text that only repeats it is suspect
+    lead: tuple[int, ...] = ()  # what was said in the audio that is encoded before the request's own
+    lead_samples: int = 0
 
     @property
     def audio_samples(self) -> int:
@@ -110,7 +122,7 @@ class CtranslateWhisper:
         self._config = config
         try:
             self._model = _load(config)
-            self._tokenizer = tokenizers.Tokenizer.from_str((config.model_dir / "tokenizer.json").read_text("utf-8"))
+            self._tokenizer = _read_tokenizer(config.model_dir / "tokenizer.json")
             self._special = whisper_text.SpecialTokens.look_up(
                 self._tokenizer.token_to_id, multilingual=self._model.is_multilingual
             )
@@ -141,15 +153,14 @@ class CtranslateWhisper:
             raise RecognizerFailed(f"decoding failed: {error}") from error
 
     def _hypothesis(self, request: DecodeRequest, began: float) -> Hypothesis:
-        audio = request.audio.astype(np.float32) / 32768.0  # int16's full scale
-        states = self._encode(audio, full_window=not self._config.shaped)
-        plan = self._plan(request, states)
+        audio = _to_float(request.audio)
+        states, plan = self._begin(request, audio)
         attempt = self._climb(plan, audio, states)
         if request.priority is not Priority.LIVE_PARTIAL:
             attempt = self._fill_gaps(plan, audio, attempt)
         rejected = _rejection(plan, attempt)
         if rejected and request.committed and request.priority is not Priority.LIVE_PARTIAL:
-            attempt, rejected = self._committed_alone(plan, states, attempt), ""
+            attempt, rejected = self._committed_alone(self._without_context(plan), audio, attempt), ""
         return Hypothesis(
             request_id=request.request_id,
             text="" if rejected else attempt.text,
@@ -164,6 +175,24 @@ class CtranslateWhisper:
             rejected=rejected,
             decode_s=time.perf_counter() - began,
         )
+
+    def _begin(self, request: DecodeRequest, audio: Float32) -> tuple[ctranslate2.StorageView, _Plan]:
+        """States and plan of the first rung: with the lead, where there is one in the language of the audio.
+
+        The language is detected on the audio alone: who answers may speak another than who asked.
+        """
+        full_window = not self._config.shaped
+        fixed = self._fixed_language(request.options)
+        states = self._encode(audio, full_window=full_window) if fixed is None or not request.lead_text else None
+        if fixed is None and states is not None:
+            plan = self._plan(request, *self._detect_language(request.options, states))
+        else:
+            plan = self._plan(request, fixed or "en", 1.0)
+        if request.lead_text and plan.language == request.context_language:
+            lead = tuple(self._tokens(" " + request.lead_text if plan.spaced else request.lead_text))
+            plan = replace(plan, lead=lead, lead_samples=int(request.lead.shape[0]))
+            return self._encode(np.concatenate((_to_float(request.lead), audio)), full_window=full_window), plan
+        return states or self._encode(audio, full_window=full_window), plan
 
     # Encoder
 
@@ -181,17 +210,15 @@ class CtranslateWhisper:
 
     # What to ask
 
-    def _plan(self, request: DecodeRequest, states: ctranslate2.StorageView) -> _Plan:
-        options = request.options
-        language, probability = self._language(options, states)
+    def _plan(self, request: DecodeRequest, language: str, probability: float) -> _Plan:
         said_before = request.context if request.context_language == language else ""
         return _Plan(
             request=request,
             language=language,
             language_probability=probability,
-            spaced=options.task is Task.TRANSLATE or language not in whisper_text.UNSPACED_LANGUAGES,
-            start=self._special.start_sequence(language, options.task),
-            context=self._context(request, said_before),
+            spaced=request.options.task is Task.TRANSLATE or language not in whisper_text.UNSPACED_LANGUAGES,
+            start=self._special.start_sequence(language, request.options.task),
+            context=self._context(request, whisper_text.before_lead(said_before, request.lead_text)),
             context_text=said_before,
         )
 
@@ -199,14 +226,20 @@ class CtranslateWhisper:
         prompt = f"{request.options.prompt} {said_before}".strip()
         return whisper_text.context_tokens(self._tokens, prompt, request.options.hotwords)
 
-    def _language(self, options: DecodeOptions, states: ctranslate2.StorageView) -> tuple[str, float]:
+    def _without_context(self, plan: _Plan) -> _Plan:
+        bare = self._context(plan.request, "")
+        return replace(plan, context=bare, context_text="", lead=(), lead_samples=0)
+
+    def _fixed_language(self, options: DecodeOptions) -> str | None:
+        """The language where there is no choice, else None."""
         if not self._special.languages:
-            return "en", 1.0
+            return "en"
         fixed = options.language or (options.languages[0] if len(options.languages) == 1 else None)
-        if fixed is not None:
-            if fixed not in self._special.languages:
-                raise ValueError(f"the model does not know the language {fixed}")
-            return fixed, 1.0
+        if fixed is not None and fixed not in self._special.languages:
+            raise ValueError(f"the model does not know the language {fixed}")
+        return fixed
+
+    def _detect_language(self, options: DecodeOptions, states: ctranslate2.StorageView) -> tuple[str, float]:
         detected = ((token[2:-2], share) for token, share in self._model.detect_language(states)[0])
         return whisper_text.choose_language(
             detected, options.languages, options.language_hint, self._config.language_threshold
@@ -226,12 +259,13 @@ class CtranslateWhisper:
         What was said before helps the first rung only: where that fails, it may be what leads the decoder astray.
         """
         attempts: list[_Attempt] = []
-        encoded_full = not self._config.shaped
+        encoded = (not self._config.shaped, plan.lead_samples)
         for full_window, temperature in self._rungs(plan):
-            if attempts and plan.context_text:
-                plan = replace(plan, context=self._context(plan.request, ""), context_text="")
-            if full_window and not encoded_full:
-                states, encoded_full = self._encode(audio, full_window=True), True
+            if attempts:
+                plan = self._without_context(plan)
+            if encoded != (full_window, plan.lead_samples):
+                states = self._encode(audio, full_window=full_window)
+                encoded = (full_window, plan.lead_samples)
             attempts.append(self._attempt(plan, states, full_window=full_window, temperature=temperature))
             if not _needs_next_rung(attempts[-1]):
                 return attempts[-1]
@@ -243,7 +277,7 @@ class CtranslateWhisper:
         yield not self._config.shaped, first
         if plan.request.priority is Priority.LIVE_PARTIAL:
             return
-        if self._config.shaped or plan.context_text:
+        if self._config.shaped or plan.context_text or plan.lead:
             yield True, first
         for temperature in self._config.temperatures:
             if temperature > first:
@@ -269,6 +303,7 @@ class CtranslateWhisper:
         temperature: float,
         prefix: Sequence[int] = (),
     ) -> _Attempt:
+        prefix = (*plan.lead, *prefix)
         prompt = whisper_text.decoder_prompt(self._special, plan.start, plan.context, prefix)
         cap = whisper_text.token_cap(plan.audio_samples / SAMPLE_RATE_HZ, len(prompt))
         result = self._model.generate(
@@ -287,7 +322,8 @@ class CtranslateWhisper:
         count = len(result.sequences_ids[0])
         attempt = _Attempt(
             words=self._words(plan, states, said, prefix),
-            average_logprob=result.scores[0] * count / (count + 1),
+            # The score is a mean over all of them, in which a forced token counts 0.
+            average_logprob=result.scores[0] * count / (count - len(prefix) + 1),
             no_speech_probability=result.no_speech_prob,
             temperature=temperature,
             full_window=full_window,
@@ -297,15 +333,18 @@ class CtranslateWhisper:
     def _words(
         self, plan: _Plan, states: ctranslate2.StorageView, said: Sequence[int], prefix: Sequence[int]
     ) -> tuple[Word, ...]:
-        """Words of the prefix, then those said after it, with their places in the audio."""
+        """Words of the prefix, then those said after it, with their places in the audio; without the lead's."""
         tokens = [*prefix, *said]
-        if not tokens:
+        if len(tokens) == len(plan.lead):
             return ()
-        frames = -(-plan.audio_samples // silence_tail.HOP_SAMPLES)
+        samples = plan.lead_samples + plan.audio_samples
+        frames = -(-samples // silence_tail.HOP_SAMPLES)
         aligned = self._model.align(states, plan.start, [tokens], frames)[0]
         positions = whisper_text.token_positions(aligned.alignments, len(tokens))
         words = whisper_text.split_continued(prefix, said, self._text, spaced=plan.spaced)
-        return whisper_text.time_words(words, positions, aligned.text_token_probs, plan.audio_samples)
+        timed = whisper_text.time_words(words, positions, aligned.text_token_probs, samples)
+        own = timed[len(whisper_text.split_words(plan.lead, self._text, spaced=plan.spaced)) :] if plan.lead else timed
+        return whisper_text.shift_words(own, -plan.lead_samples)
 
     # Last resorts
 
@@ -330,10 +369,8 @@ class CtranslateWhisper:
         """What the audio [start, end) says when decoded alone; nothing where that is doubtful or all of the audio."""
         if end - start == plan.audio_samples:
             return ()
-        request = replace(
-            plan.request, audio=plan.request.audio[start:end], speech_samples=end - start, committed="", context=""
-        )
-        part = replace(plan, request=request, context=self._context(request, ""), context_text="")
+        request = replace(plan.request, audio=plan.request.audio[start:end], speech_samples=end - start, committed="")
+        part = replace(self._without_context(plan), request=request)
         states = self._encode(audio[start:end], full_window=not self._config.shaped)
         found = self._climb(part, audio[start:end], states)
         doubtful = found.average_logprob < whisper_text.MIN_AVERAGE_LOGPROB or whisper_text.is_silence_phrase(
@@ -341,11 +378,27 @@ class CtranslateWhisper:
         )
         return () if doubtful or _rejection(part, found) else found.words
 
-    def _committed_alone(self, plan: _Plan, states: ctranslate2.StorageView, attempt: _Attempt) -> _Attempt:
+    def _committed_alone(self, plan: _Plan, audio: Float32, attempt: _Attempt) -> _Attempt:
         """What was already shown, when nothing after it is credible."""
         committed = plan.request.committed.strip()
+        states = self._encode(audio, full_window=not self._config.shaped)
         words = self._words(plan, states, (), self._tokens(" " + committed if plan.spaced else committed))
         return replace(attempt, words=words)
+
+
+def _to_float(audio: Pcm16) -> Float32:
+    """int16 → float32 in [-1, 1)."""
+    scaled: Float32 = audio.astype(np.float32) / np.float32(32_768.0)
+    return scaled
+
+
+def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
+    """Raises OSError where it cannot be read, ValueError where it is no tokenizer."""
+    text = path.read_text("utf-8")
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # tokenizers has no type of its own for a file that it cannot use
+        raise ValueError(f"{path.name} cannot be used: {error}") from error
 
 
 def _load(config: CtranslateConfig) -> ctranslate2.models.Whisper:

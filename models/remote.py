@@ -371,7 +371,9 @@ class EngineProcess:
         self._process = process
         self._exited = asyncio.create_task(process.wait())
         self._log = asyncio.create_task(self._read_log(process.stderr))
-        process.stdin.write(json.dumps(dict(self._config.engine)).encode())
+        # uvloop refuses to write to a process that it knows to be dead; what is then of interest is that it ended.
+        with contextlib.suppress(RuntimeError):
+            process.stdin.write(json.dumps(dict(self._config.engine)).encode())
         process.stdin.close()
         return self._exited
 

@@ -83,6 +83,8 @@ class DecodeRequest:
     committed: str = ""
     context: str = ""
     context_language: str = ""
+    lead: Pcm16 = field(default_factory=lambda: np.zeros(0, np.int16))
+    lead_text: str = ""
     options: DecodeOptions = field(default_factory=DecodeOptions)
 
 

@@ -65,6 +65,16 @@ def ask(
     )
 
 
+@pytest.mark.parametrize("content", ["{", "{}", "[]"])
+def test_a_damaged_tokenizer_is_a_model_that_cannot_be_loaded(tmp_path: Path, content: str) -> None:
+    for file in require_weights("tiny.en").iterdir():
+        (tmp_path / file.name).symlink_to(file.resolve())
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(RecognizerFailed, match=r"tokenizer\.json cannot be used"):
+        CtranslateWhisper(CtranslateConfig(tmp_path, "damaged", workers=1, threads_per_worker=1))
+
+
 def assert_well_formed(answer: Hypothesis, audio: Pcm16) -> None:
     assert answer.request_id == 7
     assert answer.text == "".join(word.text for word in answer.words).strip()

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import uvloop
 
 from models.remote import RemoteConfig, RemoteObserver, RemoteRecognizer
 from models.scripted import VOCABULARY, encode_words
@@ -120,6 +121,35 @@ async def test_requests_made_while_it_restarts_are_held_and_answered() -> None:
         assert recognizer.pid != first
         assert witness.stopped == ["the process ended (exit status -9)"]
         assert len(witness.started) == 2
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_restart_whose_process_dies_before_it_is_told_what_to_load_is_tried_again(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = asyncio.create_subprocess_exec
+    interpreters: list[str] = []
+
+    async def stillborn_at_second(interpreter: str, *arguments: str, **options: Any) -> asyncio.subprocess.Process:
+        interpreters.append(interpreter)
+        if len(interpreters) != 2:
+            return await launch(interpreter, *arguments, **options)
+        process = await launch("false", **options)
+        await process.wait()
+        return process
+
+    async def main() -> None:
+        witness = Witness()
+        async with engine(witness) as recognizer:
+            kill(recognizer)
+            await asyncio.wait_for(witness.started_again.wait(), 30)
+            assert (await recognizer.decode(saying("alpha"))).text == "alpha"
+        assert witness.stopped == ["the process ended (exit status -9)", "the engine did not start: the process ended"]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", stillborn_at_second)
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+    assert len(interpreters) == 3
 
 
 async def test_a_poisonous_request_is_given_up_and_takes_no_other_with_it() -> None:

@@ -397,6 +397,29 @@ def test_int16_declared_as_float32_ends_the_stream() -> None:
     stage = Stage(config=replace(CONFIG, audio=AudioFormat(Encoding.FLOAT32)))
     with pytest.raises(BadAudio):
         stage.play(Audio(bytes([255] * 4_000)), Eof())
+    assert stage.events == [], "nothing was heard, and it is not done"
+
+
+def test_what_was_said_before_implausible_audio_is_finished_before_the_stream_ends() -> None:
+    engine = Engine(ScriptedConfig(delay_s=1.0))
+    stage = Stage(engine, config=replace(CONFIG, audio=AudioFormat(Encoding.FLOAT32)))
+    good = (encode_words(["alpha", *PAUSE, "bravo", "bravo"]) / np.float32(32_768)).astype("<f4").tobytes()
+    with pytest.raises(BadAudio) as raised:
+        stage.play(Audio(good), Audio(bytes([255] * 4_000)), Audio(good), Eof())
+    assert raised.value.code == "implausible_audio"
+    assert stage.texts == ["alpha", "bravo bravo"], "what comes after it is not heard"
+    assert stage.of_type(SessionDone) == []
+    assert stage.of_type(Complaint) == []
+    assert engine.running == 0
+
+
+def test_a_client_that_leaves_after_implausible_audio_is_not_waited_for() -> None:
+    engine = Engine(ScriptedConfig(hang_on="alpha"))
+    stage = Stage(engine, config=replace(CONFIG, audio=AudioFormat(Encoding.FLOAT32)))
+    good = (encode_words(["alpha", *PAUSE]) / np.float32(32_768)).astype("<f4").tobytes()
+    with pytest.raises(ClientGone):
+        stage.play(Audio(good), Audio(bytes([255] * 4_000)), 5.0, then="leave")
+    assert engine.running == 0
 
 
 # --- the engine errs --------------------------------------------------------------------------------------------------

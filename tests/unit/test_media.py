@@ -228,7 +228,7 @@ class TestHostile:
         with pytest.raises(BadAudio) as caught:
             await decode(path)
         assert caught.value.code in ("unsupported_media", "empty_file")
-        assert "Traceback" not in caught.value.message
+        assert caught.value.message in ("this is no audio or video file that can be read", "the file is empty")
 
     async def test_random_bytes_behind_good_headers_never_crash_the_service(self, tmp_path: Path) -> None:
         rng = np.random.default_rng(7)
