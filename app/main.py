@@ -52,8 +52,9 @@ def weights_config(settings: Settings) -> weights.WeightsConfig:
 
 def fetch(names: Sequence[str], settings: Settings, progress: weights.ProgressSink) -> dict[str, Path]:
     """The models' directories, and the speech detector too; fetched if need be. Raises WeightsNotFound."""
+    found = weights.locate_all(names, weights_config(settings), progress)
     weights.locate_vad(weights_config(settings), progress)
-    return weights.locate_all(names, weights_config(settings), progress)
+    return found
 
 
 def assemble(settings: Settings, observer: RemoteObserver | None = None) -> Parts:

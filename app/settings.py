@@ -62,7 +62,7 @@ class Settings(BaseSettings):
     start_timeout_s: float = Field(
         300.0,
         gt=0,
-        description="time for the engine to get ready; a first start that fails ends the service, a later one is tried again",
+        description="time for the engine to get ready; a first start that fails ends the service, others are retried",
     )
 
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least level of a log line")

@@ -9,18 +9,18 @@ set shows what the guards alone keep out.
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import av
 import numpy as np
 from numpy.typing import NDArray
 
 from bench import scoring
+from bench.corpus import find_corpus
+from bench.corpus import read_audio
 from models.ctranslate import CtranslateConfig, CtranslateWhisper
 from streaming.types import DecodeOptions, DecodeRequest, Float32, Hypothesis, Pcm16, Priority
 
@@ -90,15 +90,6 @@ class TimedWhisper(CtranslateWhisper):
         return states
 
 
-def read_audio(path: Path) -> Pcm16:
-    """The file's first audio stream, decoded, mixed to mono, 16 kHz."""
-    resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE_HZ)
-    with av.open(str(path), metadata_errors="ignore") as container:
-        frames = [out for frame in container.decode(audio=0) for out in resampler.resample(frame)]
-    frames += resampler.resample(None)
-    return np.concatenate([frame.to_ndarray()[0] for frame in frames])
-
-
 def clips(corpus: Path, sets: Sequence[str], every: int) -> Iterator[Clip]:
     """Each set's clips with a known text, not longer than 28 s; non-speech ones are cut to that instead."""
     rows = [json.loads(line) for line in (corpus / "manifest.jsonl").read_text("utf-8").splitlines()]
@@ -132,7 +123,7 @@ def run(engine: TimedWhisper, chosen: Sequence[Clip], *, detect: bool, verbose: 
     """Decode every clip; texts on non-speech and, if verbose, every clip with errors are printed."""
     tallies: dict[str, Tally] = {}
     for number, clip in enumerate(chosen):
-        audio = read_audio(clip.path)[: int(MAX_CLIP_S * SAMPLE_RATE_HZ)]
+        audio = read_audio(clip.path, limit_s=MAX_CLIP_S)
         asked = request(number, clip, audio, engine.info.languages)
         if detect:
             asked = replace(asked, options=DecodeOptions())
@@ -155,7 +146,7 @@ def run(engine: TimedWhisper, chosen: Sequence[Clip], *, detect: bool, verbose: 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model-dir", type=Path, required=True)
-    parser.add_argument("--corpus", type=Path, default=Path(os.environ.get("HARK_CORPUS", "../shared/corpus")))
+    parser.add_argument("--corpus", type=Path, default=find_corpus())
     parser.add_argument("--sets", default=",".join(ALL_SETS), help="comma-separated")
     parser.add_argument("--limit", type=int, default=None, help="at most so many clips a set")
     parser.add_argument("--every", type=int, default=1, help="take every n-th clip")
@@ -164,7 +155,10 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--detect", action="store_true", help="detect the language instead of giving it")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--verbose", action="store_true")
-    return parser.parse_args(argv)
+    given = parser.parse_args(argv)
+    if given.corpus is None:
+        parser.error("no speech corpus: name its folder with --corpus or HARK_CORPUS")
+    return given
 
 
 def main(argv: Sequence[str]) -> None:

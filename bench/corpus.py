@@ -59,13 +59,22 @@ def find_corpus() -> Path | None:
     return root if (root / "manifest.jsonl").is_file() else None
 
 
-def read_audio(path: Path) -> Pcm16:
-    """The file's first audio stream as int16, shape (n,), mono, 16 kHz. Raises av.FFmpegError."""
+def read_audio(path: Path, *, limit_s: float | None = None) -> Pcm16:
+    """The first audio stream as int16, shape (n,), mono, 16 kHz; its first ``limit_s`` seconds where that is given.
+
+    Raises av.FFmpegError where the file cannot be decoded.
+    """
+    limit_samples = None if limit_s is None else round(limit_s * SAMPLE_RATE)
     resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
+    blocks = [np.zeros(0, np.int16)]
     with av.open(str(path), metadata_errors="ignore") as container:
-        frames = [out for frame in container.decode(audio=0) for out in resampler.resample(frame)]
-    frames += resampler.resample(None)
-    return np.concatenate([np.zeros(0, np.int16), *(frame.to_ndarray()[0] for frame in frames)])
+        for frame in container.decode(audio=0):
+            blocks += [block.to_ndarray()[0] for block in resampler.resample(frame)]
+            if limit_samples is not None and sum(map(len, blocks)) >= limit_samples:
+                break
+        else:
+            blocks += [block.to_ndarray()[0] for block in resampler.resample(None)]
+    return np.concatenate(blocks)[:limit_samples]
 
 
 def recordings(sets: Sequence[str], seed: int) -> tuple[str, Iterator[Recording]]:

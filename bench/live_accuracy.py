@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.accuracy import ALL_SETS, HEADER, SAMPLE_RATE_HZ, Clip, Tally, TimedWhisper, clips, read_audio
+from bench.accuracy import ALL_SETS, HEADER, SAMPLE_RATE_HZ, Clip, Tally, TimedWhisper, clips
+from bench.corpus import read_audio
 from models.ctranslate import CtranslateConfig
 from models.silero import SileroModel
 from models.weights import WeightsConfig, locate_vad
@@ -119,7 +120,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--pre-roll-ms", type=int, default=512)
     parser.add_argument("--post-roll-ms", type=int, default=320)
     parser.add_argument("--max-utterance-ms", type=int, default=20_000)
-    parser.add_argument("--hold-back-ms", type=int, default=600)
+    parser.add_argument("--hold-back-ms", type=int, default=800)
     parser.add_argument("--step-ms", type=int, default=400, help="audio between two looks at the engine")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--verbose", action="store_true")

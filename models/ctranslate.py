@@ -4,6 +4,7 @@ A request goes down a ladder until a rung's text is credible: the shaped window,
 window at rising temperatures. Partials stop at the first rung: the next one is a fraction of a second away.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +43,10 @@ HOPELESS_LOGPROB = -1.5
 DOUBTFUL_NO_SPEECH_PROBABILITY = 0.3
 
 
+# Below this mean log-probability the shaped window's text is compared with the full window's. On 155 read clips with
+# the base weights the shaped window made 238 errors, the full one 218; taking the likelier below -0.3 left 228 (15 % of
+# the clips decoded twice), below -0.5 231 (4 %). Live finals cannot wait as often as files.
+UNSURE_LOGPROB = {Priority.LIVE_PARTIAL: -math.inf, Priority.LIVE_FINAL: -0.5, Priority.FILE: -0.3}
 MIN_ECHO_WORDS = 3  # people do answer "yes" to "yes"
 
 
@@ -268,8 +273,18 @@ class CtranslateWhisper:
                 encoded = (full_window, plan.lead_samples)
             attempts.append(self._attempt(plan, states, full_window=full_window, temperature=temperature))
             if not _needs_next_rung(attempts[-1]):
-                return attempts[-1]
+                return self._second_look(plan, audio, attempts[-1])
         return max(attempts, key=_credibility)
+
+    def _second_look(self, plan: _Plan, audio: Float32, attempt: _Attempt) -> _Attempt:
+        """An unsure text of the shaped window against the full window's: the likelier of the two."""
+        is_unsure = attempt.average_logprob < UNSURE_LOGPROB[plan.request.priority]
+        if attempt.full_window or attempt.fault or not is_unsure:
+            return attempt
+        heard = np.concatenate((_to_float(plan.request.lead), audio)) if plan.lead else audio
+        states = self._encode(heard, full_window=True)
+        second = self._attempt(plan, states, full_window=True, temperature=attempt.temperature)
+        return max(attempt, second, key=_credibility)
 
     def _rungs(self, plan: _Plan) -> Iterator[tuple[bool, float]]:
         """(full window, temperature) in the order to try, from the temperature that was asked for."""

@@ -108,7 +108,7 @@ class PartialConfig:
 
     enabled: bool = True
     interval_ms: int = 400
-    hold_back_ms: int = 600
+    hold_back_ms: int = 800
 
     def __post_init__(self) -> None:
         _require(WINDOW_MS <= self.interval_ms <= 10_000, "interval_ms must be 32 to 10000")

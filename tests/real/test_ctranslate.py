@@ -9,11 +9,12 @@ import pytest
 from ctranslate2 import StorageView
 from faster_whisper.feature_extractor import FeatureExtractor
 
+from bench.corpus import read_audio
 from models import silence_tail, whisper_text
 from models.ctranslate import CtranslateConfig, CtranslateWhisper, _Plan
 from streaming.errors import RecognizerFailed
 from streaming.types import DecodeOptions, DecodeRequest, Hypothesis, Pcm16, Priority, Task, Word
-from tests.support.corpus import corpus_row, read_pcm16
+from tests.support.corpus import corpus_row
 from tests.support.weights import require_weights
 
 JFK = "read-en-jfk-jfk"
@@ -36,7 +37,7 @@ def tiny_en() -> CtranslateWhisper:
 
 
 def clip(row_id: str) -> Pcm16:
-    return read_pcm16(corpus_row(row_id).path)
+    return read_audio(corpus_row(row_id).path)
 
 
 def ask(

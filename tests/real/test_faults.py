@@ -14,7 +14,8 @@ import psutil
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.support.corpus import corpus_row, read_pcm16
+from bench.corpus import read_audio
+from tests.support.corpus import corpus_row
 from tests.support.server import (
     EOF,
     PAUSE,
@@ -283,7 +284,7 @@ def test_an_engine_that_cannot_start_ends_the_service_with_the_reason(tmp_path: 
 async def test_a_real_engine_killed_in_the_middle_of_speech_loses_no_word() -> None:
     require_vad()
     require_weights("tiny.en")
-    pcm = read_pcm16(corpus_row("read-en-jfk-jfk").path).tobytes()
+    pcm = read_audio(corpus_row("read-en-jfk-jfk").path).tobytes()
     with serving(engine="ctranslate", model="tiny.en") as server:
         undisturbed = await converse(server, pcm, EOF)
 

@@ -5,10 +5,11 @@ import threading
 import numpy as np
 import pytest
 
+from bench.corpus import read_audio
 from models.silero import SileroModel
 from streaming.ports import SpeechDetector
 from streaming.types import Float32, Pcm16
-from tests.support.corpus import corpus_row, corpus_rows, read_pcm16
+from tests.support.corpus import corpus_row, corpus_rows
 from tests.support.weights import require_vad
 
 pytestmark = pytest.mark.real
@@ -72,12 +73,12 @@ def test_recorded_speech_is_speech_and_rooms_are_not(model: SileroModel) -> None
     speech = [row for row in corpus_rows("read-en") if row.id.startswith("read-en-librispeech")][::20]
     assert speech
     for row in speech:
-        probabilities = model.detector().probabilities(as_windows(read_pcm16(row.path, limit_s=10)))
+        probabilities = model.detector().probabilities(as_windows(read_audio(row.path, limit_s=10)))
         assert (probabilities > 0.5).mean() > 0.4, row.id
     rooms = [row for row in corpus_rows("nonspeech") if "rooms" in row.path.parts]
     assert rooms
     for row in rooms:
-        probabilities = model.detector().probabilities(as_windows(read_pcm16(row.path, limit_s=10)))
+        probabilities = model.detector().probabilities(as_windows(read_audio(row.path, limit_s=10)))
         assert (probabilities > 0.5).mean() < 0.1, row.id
 
 
@@ -87,7 +88,7 @@ KNOWN_PROBABILITIES = {0: 0.0017, 6: 0.0554, 12: 0.9329, 36: 0.9922, 72: 0.0607,
 
 @pytest.mark.corpus
 def test_probabilities_are_those_of_the_reference_export(model: SileroModel) -> None:
-    windows = as_windows(read_pcm16(corpus_row("read-en-jfk-jfk").path, limit_s=4))
+    windows = as_windows(read_audio(corpus_row("read-en-jfk-jfk").path, limit_s=4))
     probabilities = model.detector().probabilities(windows)
     given = {window: float(probabilities[window]) for window in KNOWN_PROBABILITIES}
     assert given == pytest.approx(KNOWN_PROBABILITIES, abs=1e-3)

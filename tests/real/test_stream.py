@@ -22,8 +22,9 @@ from websockets.exceptions import ConnectionClosed
 from app.main import create_app
 from app.main import listen as listen_on
 from app.settings import load_settings
+from bench.corpus import read_audio
 from models.scripted import encode_words
-from tests.support.corpus import corpus_row, read_pcm16
+from tests.support.corpus import corpus_row
 from tests.support.server import (
     COMMIT,
     EOF,
@@ -609,7 +610,7 @@ def plain(texts: list[str]) -> str:
 @pytest.mark.corpus
 @pytest.mark.parametrize("seed", [0, 1])
 async def test_real_speech_in_any_cut_gives_the_same_text(real_server: Server, seed: int) -> None:
-    pcm = read_pcm16(jfk()).tobytes()
+    pcm = read_audio(jfk()).tobytes()
     sizes = np.random.default_rng(seed).integers(1, 9_000, 2_000)
     cuts = [pcm[start:end] for start, end in zip(np.cumsum(sizes) - sizes, np.cumsum(sizes), strict=True)]
     heard = await converse(real_server, *[piece for piece in cuts if piece], EOF)

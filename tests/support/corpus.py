@@ -5,18 +5,12 @@ Found at ``$HARK_CORPUS``, else beside the repository at ``../shared/corpus``; t
 
 import functools
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import av
-import numpy as np
 import pytest
 
-from streaming.types import Pcm16
-
-_REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
-_SAMPLE_RATE_HZ = 16_000
+from bench.corpus import find_corpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +37,9 @@ class CorpusRow:
     note: str | None = None
 
 
-def corpus_root() -> Path | None:
-    """The corpus's folder, or None where there is none."""
-    root = Path(os.environ.get("HARK_CORPUS") or _REPOSITORY_ROOT.parent / "shared" / "corpus")
-    return root if (root / "manifest.jsonl").is_file() else None
-
-
 def require_corpus() -> Path:
     """The corpus's folder, or skip."""
-    root = corpus_root()
+    root = find_corpus()
     if root is None:
         pytest.skip("no speech corpus: set HARK_CORPUS to its folder")
     return root
@@ -80,21 +68,3 @@ def corpus_row(row_id: str) -> CorpusRow:
         if row.id == row_id:
             return row
     raise KeyError(row_id)
-
-
-def read_pcm16(path: Path, *, limit_s: float | None = None) -> Pcm16:
-    """The first audio stream as int16, shape (n,), mono, 16 kHz; its first ``limit_s`` seconds where that is given.
-
-    Raises av.FFmpegError where the file cannot be decoded.
-    """
-    limit_samples = None if limit_s is None else round(limit_s * _SAMPLE_RATE_HZ)
-    resampler = av.AudioResampler("s16", "mono", _SAMPLE_RATE_HZ)
-    blocks: list[Pcm16] = []
-    with av.open(str(path), metadata_errors="ignore") as container:
-        for frame in container.decode(audio=0):
-            blocks += [block.to_ndarray()[0] for block in resampler.resample(frame)]
-            if limit_samples is not None and sum(map(len, blocks)) >= limit_samples:
-                break
-        else:
-            blocks += [block.to_ndarray()[0] for block in resampler.resample(None)]
-    return np.concatenate([np.zeros(0, np.int16), *blocks])[:limit_samples]

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from app import cli
 from models.scripted import encode_words
@@ -38,9 +37,11 @@ def failed_with(result: Result, message: str) -> None:
 
 
 def record(path: Path, *words: str | None) -> Path:
+    samples = encode_words(words)
+    samples[::2] *= -1  # a constant level would be taken for an offset, which a file's decoder removes
     with wave.open(str(path), "wb") as file:
         file.setparams((1, 2, 16_000, 0, "NONE", ""))
-        file.writeframes(encode_words(words).tobytes())
+        file.writeframes(samples.tobytes())
     return path
 
 
@@ -215,8 +216,5 @@ def test_print_config_shows_every_setting_and_leaves() -> None:
 
 def test_fetch_of_a_model_that_does_not_exist_says_so() -> None:
     result = hark("fetch", "nosuchmodel")
-    assert result.exit_code == 1
+    failed_with(result, "the weights 'nosuchmodel' cannot be had:")
     assert result.stdout == ""
-    assert result.stderr.startswith("hark: ")
-    assert "nosuchmodel" in result.stderr
-    assert isinstance(result.exception, SystemExit)
