@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import scoring
-from bench.corpus import find_corpus
-from bench.corpus import read_audio
+from bench.corpus import find_corpus, read_audio
 from models.ctranslate import CtranslateConfig, CtranslateWhisper
 from streaming.types import DecodeOptions, DecodeRequest, Float32, Hypothesis, Pcm16, Priority
 
