@@ -16,6 +16,9 @@ from enum import Enum, auto
 from streaming.config import WINDOW_MS, EndpointerConfig
 
 
+_SHORTEST_CLOSED_WINDOWS = 2
+
+
 class State(Enum):
     QUIET = auto()
     STARTING = auto()
@@ -98,11 +101,14 @@ class Endpointer:
     def close(self) -> list[Event]:
         """End what is open now, as a client's commit or the end of the stream does.
 
-        Speech still too short to count is taken at the client's word: it gives Onset and Endpoint.
+        Speech still too short to count is taken at the client's word: it gives Onset and Endpoint. A single window is
+        not: it is what an earlier close left of a word.
         """
         state, self.state = self.state, State.QUIET
         match state:
             case State.QUIET:
+                return []
+            case State.STARTING if self._next_window - self._since < _SHORTEST_CLOSED_WINDOWS:
                 return []
             case State.STARTING:
                 return [Onset(self._since), Endpoint(self._next_window)]

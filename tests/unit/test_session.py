@@ -284,6 +284,17 @@ def test_commit_ends_the_utterance_at_once() -> None:
     assert [final.text for final in driver.of_type(FinalTranscript)] == ["w1 w2", "w3 w4"]
 
 
+@pytest.mark.parametrize("extra_samples", [0, 1, 300, 511])
+def test_nothing_is_made_up_of_what_a_commit_leaves_of_a_window(extra_samples: int) -> None:
+    driver = make_driver()
+    said = speech([1, 2], word_ms=320)[: 10 * 512 + extra_samples]
+    driver.take(driver.session.receive_audio(pcm_bytes(said)))
+    driver.take(driver.session.receive_commit())
+    driver.take(driver.session.receive_eof())
+    driver.answer_all()
+    assert len(driver.of_type(FinalTranscript)) == 1
+
+
 def test_a_failing_engine_is_not_asked_in_a_loop_and_the_failure_is_reported_once() -> None:
     driver = make_driver(fails=lambda request: True)
     driver.take(driver.session.receive_audio(pcm_bytes(np.concatenate((speech([1, 2, 3]), silence(300))))))
