@@ -496,6 +496,9 @@ def _rejection(plan: _Plan, attempt: _Attempt) -> str:
     ):
         return "low_logprob"
     weak = _is_weak(plan, attempt)
+    speech_s = plan.request.speech_samples / SAMPLE_RATE_HZ
+    if weak and whisper_text.is_too_fast(attempt.text, speech_s, spaced=plan.spaced):
+        return "too_fast"
     if weak and whisper_text.is_silence_phrase(attempt.text):
         return "silence_phrase"
     if weak and whisper_text.is_echo(

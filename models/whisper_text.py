@@ -398,6 +398,16 @@ def is_silence_phrase(text: str) -> bool:
     )
 
 
+# Fast talkers reach 6 words a second, and read Japanese 10 characters (each a unit); the detector may miss their edges.
+_UNITS_PER_SPEECH_S = {True: 7.0, False: 14.0}
+_UNITS_AT_THE_EDGES = 2
+
+
+def is_too_fast(text: str, speech_s: float, *, spaced: bool) -> bool:
+    """Whether the text holds more than anybody says in so much speech."""
+    return len(units(text)) > _UNITS_AT_THE_EDGES + _UNITS_PER_SPEECH_S[spaced] * speech_s
+
+
 def is_echo(text: str, context: str) -> bool:
     """Whether the text only repeats words of the prompt or the hotwords."""
     said, given = units(text), units(context)

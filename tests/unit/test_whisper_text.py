@@ -332,3 +332,11 @@ def test_echo_of_the_prompt() -> None:
 
 def test_shifted_words_keep_everything_but_their_place() -> None:
     assert whisper_text.shift_words([word(" a", 1, 5)], 100) == (word(" a", 101, 105),)
+
+
+def test_more_words_than_anybody_says_in_the_time() -> None:
+    assert whisper_text.is_too_fast("I should be early in the morning.", 0.48, spaced=True)
+    assert not whisper_text.is_too_fast("Yes, I think so.", 0.48, spaced=True)
+    assert not whisper_text.is_too_fast("ask not what your country can do for you", 2.0, spaced=True)
+    assert not whisper_text.is_too_fast("今天天气好", 0.5, spaced=False)
+    assert whisper_text.is_too_fast("今天天气非常好我们去公园吧", 0.4, spaced=False)
