@@ -15,7 +15,6 @@ from enum import Enum, auto
 
 from streaming.config import WINDOW_MS, EndpointerConfig
 
-
 _SHORTEST_CLOSED_WINDOWS = 2
 
 
