@@ -14,9 +14,11 @@ import av
 import numpy as np
 
 from models.scripted import VOCABULARY, encode_words
-from streaming.audio import SAMPLE_RATE
+from streaming.audio import SAMPLE_RATE, FrameDecoder, Resampler, to_pcm16
+from streaming.config import AudioFormat, Encoding
 from streaming.types import Pcm16
 
+_HEADERLESS = {".alaw": Encoding.ALAW, ".mulaw": Encoding.MULAW}
 SHORTEST_S = 2.0
 LONGEST_S = 15.0  # below the service's forced cut, so that one recording can be one utterance
 
@@ -62,9 +64,12 @@ def find_corpus() -> Path | None:
 def read_audio(path: Path, *, limit_s: float | None = None) -> Pcm16:
     """The first audio stream as int16, shape (n,), mono, 16 kHz; its first ``limit_s`` seconds where that is given.
 
-    Raises av.FFmpegError where the file cannot be decoded.
+    Files that end in .alaw or .mulaw are headerless telephone audio. Raises av.FFmpegError where the file cannot be
+    decoded.
     """
     limit_samples = None if limit_s is None else round(limit_s * SAMPLE_RATE)
+    if path.suffix in _HEADERLESS:
+        return _read_g711(path)[:limit_samples]
     resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
     blocks = [np.zeros(0, np.int16)]
     with av.open(str(path), metadata_errors="ignore") as container:
@@ -75,6 +80,12 @@ def read_audio(path: Path, *, limit_s: float | None = None) -> Pcm16:
         else:
             blocks += [block.to_ndarray()[0] for block in resampler.resample(None)]
     return np.concatenate(blocks)[:limit_samples]
+
+
+def _read_g711(path: Path) -> Pcm16:
+    resampler = Resampler(8_000, 1)
+    frames = FrameDecoder(AudioFormat(_HEADERLESS[path.suffix], 8_000)).decode(path.read_bytes())
+    return to_pcm16(np.concatenate((resampler.resample(frames), resampler.resample(frames[:0], last=True)))[:, 0])
 
 
 def recordings(sets: Sequence[str], seed: int) -> tuple[str, Iterator[Recording]]:

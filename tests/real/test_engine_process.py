@@ -335,10 +335,13 @@ async def test_a_start_can_be_cancelled(moment_s: float) -> None:
 
 
 PARENT = """
-import asyncio, sys
+import asyncio, signal, sys
 from models.remote import RemoteConfig, RemoteRecognizer
 from models.scripted import encode_words
 from streaming.types import DecodeRequest, Priority
+
+# A shell starts its background jobs with SIGINT ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 async def main():
     recognizer = RemoteRecognizer(RemoteConfig(engine={"kind": "scripted", "hang_on": "zulu"}))
