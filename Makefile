@@ -31,7 +31,7 @@ weights: setup
 	$(BIN)/hark fetch base tiny.en
 
 unit: setup-dev
-	$(BIN)/pytest -m "not real and not slow and not corpus"
+	$(BIN)/pytest tests/unit -m "not real and not slow and not corpus"
 
 check: setup-dev
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ from difflib import SequenceMatcher
 
 import httpx
 import pytest
+import pytest_asyncio
 import uvicorn
 
 from app.main import create_app
@@ -28,7 +29,7 @@ def settings() -> Settings:
     return Settings(model="base", offline=True)
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(create_app(settings), log_level="critical"))

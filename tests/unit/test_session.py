@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming.audio import SAMPLE_RATE, ms_to_samples
@@ -69,7 +69,6 @@ CUTS = st.lists(st.integers(1_501, 60_000), min_size=1, max_size=8)  # smaller o
 CHOICES = st.lists(st.integers(0, 9), min_size=1, max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
 @given(scenes(), CUTS, CHOICES)
 def test_events_and_finals_do_not_depend_on_the_cut(scene: Float32, cuts: list[int], choices: list[int]) -> None:
     data = pcm_bytes(scene)
@@ -87,7 +86,6 @@ def test_small_messages_give_what_one_large_message_gives(piece: int) -> None:
     assert play(make_driver(), data, [piece], [1]).settled() == whole.settled()
 
 
-@settings(max_examples=60, deadline=None)
 @given(scenes(), CUTS, CHOICES, st.integers(0, 6))
 def test_every_utterance_is_started_stopped_and_settled_once_and_in_order(
     scene: Float32, cuts: list[int], choices: list[int], failing: int
@@ -108,7 +106,6 @@ def test_every_utterance_is_started_stopped_and_settled_once_and_in_order(
         assert mine.index("SpeechStopped") < len(mine) - 1
 
 
-@settings(max_examples=60, deadline=None)
 @given(scenes(), CUTS, CHOICES, st.integers(0, 2**32))
 def test_committed_text_only_grows_and_the_final_keeps_it(
     scene: Float32, cuts: list[int], choices: list[int], seed: int
@@ -135,7 +132,6 @@ def test_committed_text_only_grows_and_the_final_keeps_it(
             assert [normalize(w) for w in output.text.split()][: len(promised)] == promised
 
 
-@settings(max_examples=60, deadline=None)
 @given(scenes(), CUTS, CHOICES)
 def test_positions_lie_within_what_was_received_and_rise(scene: Float32, cuts: list[int], choices: list[int]) -> None:
     driver = play(make_driver(), pcm_bytes(scene), cuts, choices)
@@ -152,7 +148,6 @@ def test_positions_lie_within_what_was_received_and_rise(scene: Float32, cuts: l
         assert 0 <= partial.start_sample <= partial.end_sample <= received
 
 
-@settings(max_examples=60, deadline=None)
 @given(scenes(), CUTS, CHOICES)
 def test_every_speech_sample_is_decoded_in_exactly_one_utterance(
     scene: Float32, cuts: list[int], choices: list[int]
@@ -174,7 +169,6 @@ def test_every_speech_sample_is_decoded_in_exactly_one_utterance(
             assert all(covered[int(window) * 512] == 1 for window in range(start, end))
 
 
-@settings(max_examples=60, deadline=None)
 @given(scenes(), CUTS, CHOICES)
 def test_no_word_is_lost_or_doubled_by_forced_cuts(scene: Float32, cuts: list[int], choices: list[int]) -> None:
     driver = play(make_driver(), pcm_bytes(scene), cuts, choices)
@@ -183,7 +177,6 @@ def test_no_word_is_lost_or_doubled_by_forced_cuts(scene: Float32, cuts: list[in
     assert heard == said
 
 
-@settings(max_examples=40, deadline=None)
 @given(scenes(), st.integers(100, 5_000))
 def test_memory_is_bounded_by_the_longest_utterance(scene: Float32, piece: int) -> None:
     driver = make_driver()
@@ -198,7 +191,6 @@ def test_memory_is_bounded_by_the_longest_utterance(scene: Float32, piece: int) 
             driver.answer()
 
 
-@settings(max_examples=60, deadline=None)
 @given(scenes(), CUTS, CHOICES)
 def test_a_lead_is_the_audio_right_before_and_its_text_is_what_was_said_in_it(
     scene: Float32, cuts: list[int], choices: list[int]
