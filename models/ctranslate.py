@@ -95,8 +95,6 @@ class _Plan:
     start: list[int]
     context: list[int]
     context_text: str  # what of it was said just before; a text that only repeats it is suspect
-    lead: tuple[int, ...] = ()  # what was said in the audio that is encoded before the request's own
-    lead_samples: int = 0
 
     @property
     def audio_samples(self) -> int:
@@ -182,22 +180,11 @@ class CtranslateWhisper:
         )
 
     def _begin(self, request: DecodeRequest, audio: Float32) -> tuple[ctranslate2.StorageView, _Plan]:
-        """States and plan of the first rung: with the lead, where there is one in the language of the audio.
-
-        The language is detected on the audio alone: who answers may speak another than who asked.
-        """
-        full_window = not self._config.shaped
+        """States and plan of the first rung."""
+        states = self._encode(audio, full_window=not self._config.shaped)
         fixed = self._fixed_language(request.options)
-        states = self._encode(audio, full_window=full_window) if fixed is None or not request.lead_text else None
-        if fixed is None and states is not None:
-            plan = self._plan(request, *self._detect_language(request.options, states))
-        else:
-            plan = self._plan(request, fixed or "en", 1.0)
-        if request.lead_text and plan.language == request.context_language:
-            lead = tuple(self._tokens(" " + request.lead_text if plan.spaced else request.lead_text))
-            plan = replace(plan, lead=lead, lead_samples=int(request.lead.shape[0]))
-            return self._encode(np.concatenate((_to_float(request.lead), audio)), full_window=full_window), plan
-        return states or self._encode(audio, full_window=full_window), plan
+        language, probability = (fixed, 1.0) if fixed else self._detect_language(request.options, states)
+        return states, self._plan(request, language, probability)
 
     # Encoder
 
@@ -223,7 +210,7 @@ class CtranslateWhisper:
             language_probability=probability,
             spaced=request.options.task is Task.TRANSLATE or language not in whisper_text.UNSPACED_LANGUAGES,
             start=self._special.start_sequence(language, request.options.task),
-            context=self._context(request, whisper_text.before_lead(said_before, request.lead_text)),
+            context=self._context(request, said_before),
             context_text=said_before,
         )
 
@@ -232,8 +219,7 @@ class CtranslateWhisper:
         return whisper_text.context_tokens(self._tokens, prompt, request.options.hotwords)
 
     def _without_context(self, plan: _Plan) -> _Plan:
-        bare = self._context(plan.request, "")
-        return replace(plan, context=bare, context_text="", lead=(), lead_samples=0)
+        return replace(plan, context=self._context(plan.request, ""), context_text="")
 
     def _fixed_language(self, options: DecodeOptions) -> str | None:
         """The language where there is no choice, else None."""
@@ -264,13 +250,12 @@ class CtranslateWhisper:
         What was said before helps the first rung only: where that fails, it may be what leads the decoder astray.
         """
         attempts: list[_Attempt] = []
-        encoded = (not self._config.shaped, plan.lead_samples)
+        encoded_full = not self._config.shaped
         for full_window, temperature in self._rungs(plan):
             if attempts:
                 plan = self._without_context(plan)
-            if encoded != (full_window, plan.lead_samples):
-                states = self._encode(audio, full_window=full_window)
-                encoded = (full_window, plan.lead_samples)
+            if full_window and not encoded_full:
+                states, encoded_full = self._encode(audio, full_window=True), True
             attempts.append(self._attempt(plan, states, full_window=full_window, temperature=temperature))
             if not _needs_next_rung(attempts[-1]):
                 return self._second_look(plan, audio, attempts[-1])
@@ -281,8 +266,7 @@ class CtranslateWhisper:
         is_unsure = attempt.average_logprob < UNSURE_LOGPROB[plan.request.priority]
         if attempt.full_window or attempt.fault or not is_unsure:
             return attempt
-        heard = np.concatenate((_to_float(plan.request.lead), audio)) if plan.lead else audio
-        states = self._encode(heard, full_window=True)
+        states = self._encode(audio, full_window=True)
         second = self._attempt(plan, states, full_window=True, temperature=attempt.temperature)
         return max(attempt, second, key=_credibility)
 
@@ -292,7 +276,7 @@ class CtranslateWhisper:
         yield not self._config.shaped, first
         if plan.request.priority is Priority.LIVE_PARTIAL:
             return
-        if self._config.shaped or plan.context_text or plan.lead:
+        if self._config.shaped or plan.context_text:
             yield True, first
         for temperature in self._config.temperatures:
             if temperature > first:
@@ -318,7 +302,6 @@ class CtranslateWhisper:
         temperature: float,
         prefix: Sequence[int] = (),
     ) -> _Attempt:
-        prefix = (*plan.lead, *prefix)
         prompt = whisper_text.decoder_prompt(self._special, plan.start, plan.context, prefix)
         cap = whisper_text.token_cap(plan.audio_samples / SAMPLE_RATE_HZ, len(prompt))
         result = self._model.generate(
@@ -348,18 +331,15 @@ class CtranslateWhisper:
     def _words(
         self, plan: _Plan, states: ctranslate2.StorageView, said: Sequence[int], prefix: Sequence[int]
     ) -> tuple[Word, ...]:
-        """Words of the prefix, then those said after it, with their places in the audio; without the lead's."""
+        """Words of the prefix, then those said after it, with their places in the audio."""
         tokens = [*prefix, *said]
-        if len(tokens) == len(plan.lead):
+        if not tokens:
             return ()
-        samples = plan.lead_samples + plan.audio_samples
-        frames = -(-samples // silence_tail.HOP_SAMPLES)
+        frames = -(-plan.audio_samples // silence_tail.HOP_SAMPLES)
         aligned = self._model.align(states, plan.start, [tokens], frames)[0]
         positions = whisper_text.token_positions(aligned.alignments, len(tokens))
         words = whisper_text.split_continued(prefix, said, self._text, spaced=plan.spaced)
-        timed = whisper_text.time_words(words, positions, aligned.text_token_probs, samples)
-        own = timed[len(whisper_text.split_words(plan.lead, self._text, spaced=plan.spaced)) :] if plan.lead else timed
-        return whisper_text.shift_words(own, -plan.lead_samples)
+        return whisper_text.time_words(words, positions, aligned.text_token_probs, plan.audio_samples)
 
     # Last resorts
 

@@ -193,10 +193,7 @@ def _audio_bytes(request: DecodeRequest) -> bytes:
     audio = request.audio
     if audio.dtype != np.int16 or audio.ndim != 1 or not 1 <= len(audio) <= MAX_AUDIO_SAMPLES:
         raise BadAudio(f"a request's audio must be int16, 1 to {MAX_AUDIO_SAMPLES} samples")
-    lead = request.lead
-    if lead.dtype != np.int16 or lead.ndim != 1 or len(lead) + len(audio) > MAX_AUDIO_SAMPLES:
-        raise BadAudio(f"a request's lead must be int16, with the audio at most {MAX_AUDIO_SAMPLES} samples")
-    return np.concatenate((lead, audio)).astype(_PCM, copy=False).tobytes()
+    return audio.astype(_PCM, copy=False).tobytes()
 
 
 def _request_to_json(request: DecodeRequest) -> dict[str, Any]:
@@ -211,8 +208,6 @@ def _request_to_json(request: DecodeRequest) -> dict[str, Any]:
         "committed": request.committed,
         "context": request.context,
         "context_language": request.context_language,
-        "lead_samples": len(request.lead),
-        "lead_text": request.lead_text,
         "options": {
             "language": options.language,
             "languages": list(options.languages),
@@ -259,23 +254,17 @@ def _error_to_json(error: SttError) -> dict[str, Any]:
 
 def _request(fields: dict[str, Any], payload: bytes) -> DecodeRequest:
     options = fields["options"]
-    samples = np.frombuffer(payload, _PCM).astype(np.int16, copy=False)
-    lead_samples: int = fields["lead_samples"]
-    if not 0 <= lead_samples < len(samples):
-        raise FramingError("a request has no audio after its lead")
     return DecodeRequest(
         request_id=fields["request_id"],
         utterance_id=fields["utterance_id"],
         channel=fields["channel"],
         priority=Priority(fields["priority"]),
-        audio=samples[lead_samples:],
+        audio=np.frombuffer(payload, _PCM).astype(np.int16, copy=False),
         start_sample=fields["start_sample"],
         speech_samples=fields["speech_samples"],
         committed=fields["committed"],
         context=fields["context"],
         context_language=fields["context_language"],
-        lead=samples[:lead_samples],
-        lead_text=fields["lead_text"],
         options=DecodeOptions(
             language=options["language"],
             languages=tuple(options["languages"]),

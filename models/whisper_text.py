@@ -341,20 +341,11 @@ def uncovered_samples(words: Sequence[Word], audio_samples: int, speech_samples:
 
 
 def shift_words(words: Sequence[Word], offset_samples: int) -> tuple[Word, ...]:
-    """The same words, moved later by ``offset_samples`` (earlier where that is negative, but not before 0)."""
+    """The same words, moved later by ``offset_samples``."""
     return tuple(
-        replace(
-            w,
-            start_sample=max(0, w.start_sample + offset_samples),
-            end_sample=max(0, w.end_sample + offset_samples),
-        )
+        replace(w, start_sample=w.start_sample + offset_samples, end_sample=w.end_sample + offset_samples)
         for w in words
     )
-
-
-def before_lead(context: str, lead_text: str) -> str:
-    """The context less the lead's text, which is its end; "" where the lead is all of it or more."""
-    return context.removesuffix(lead_text).strip() if not lead_text.endswith(context) else ""
 
 
 # What Whisper writes over silence and noise: its training captions ended so. From the reports in

@@ -119,30 +119,20 @@ class PartialConfig:
 class ContextConfig:
     """How much of what was said before an utterance is told to the recognizer with it.
 
-    Short utterances are understood worse alone: with their context the live finals of 27 read clips had 9.9 % WER,
-    without it 11.9 % (Whisper base; docs/log.md). Only texts of at least ``min_confidence`` are passed on, and none
-    across more than ``max_gap_ms`` of silence, so that an error does not live on. At most ``max_chars`` are.
-
-    A final also gets the audio of the utterance before it, where that lasts at most ``lead_ms``, ended at most
-    ``lead_gap_ms`` before, and the two together last at most ``lead_total_ms``: the model then hears the sentence that
-    a pause has cut in two, as it would have without the cut.
+    Short utterances are understood worse alone (docs/log.md has figures). Only texts of at least ``min_confidence``
+    are passed on, and none across more than ``max_gap_ms`` of silence, so that an error does not live on. At most
+    ``max_chars`` are.
     """
 
     enabled: bool = True
     max_gap_ms: int = 10_000
     max_chars: int = 200
     min_confidence: float = 0.5
-    lead_ms: int = 8_000
-    lead_gap_ms: int = 2_000
-    lead_total_ms: int = 16_000
 
     def __post_init__(self) -> None:
         _require(0 <= self.max_gap_ms <= 600_000, "max_gap_ms must be 0 to 600000")
         _require(0 <= self.max_chars <= 1_000, "max_chars must be 0 to 1000")
         _require(0.0 <= self.min_confidence <= 1.0, "min_confidence must be 0 to 1")
-        _require(0 <= self.lead_ms <= 20_000, "lead_ms must be 0 to 20000")
-        _require(0 <= self.lead_gap_ms <= 5_000, "lead_gap_ms must be 0 to 5000")
-        _require(0 <= self.lead_total_ms <= 26_000, "lead_total_ms must be 0 to 26000")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,21 +14,18 @@ class Context:
         self._text = ""
         self._end_sample = 0
         self.language = ""
-        self.newest = ""  # the last outcome's own text, "" where it is no context
 
     def add(self, outcome: FinalTranscript | TranscriptFailed) -> None:
         """The next outcome, in the order of speech. One that is unsure or failed ends what was remembered.
 
         An utterance without words changes nothing: a cough is no change of subject.
         """
-        self.newest = ""
         if isinstance(outcome, TranscriptFailed):
             self._text = ""
         elif outcome.text:
             before = self.before(outcome.start_sample) if outcome.language == self.language else ""
             is_sure = outcome.confidence >= self._config.min_confidence
             self._text = self._tail(f"{before} {outcome.text}".strip()) if is_sure else ""
-            self.newest = outcome.text if is_sure else ""
             self._end_sample, self.language = outcome.end_sample, outcome.language
 
     def before(self, start_sample: int) -> str:

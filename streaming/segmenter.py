@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from streaming.audio import WINDOW_SAMPLES, to_pcm16
-from streaming.config import ContextConfig, EndpointerConfig, SegmenterConfig
+from streaming.config import EndpointerConfig, SegmenterConfig
 from streaming.endpointer import Endpoint, Endpointer, Onset, PauseBegan, Resumed, State, windows_for
 from streaming.types import Float32, Pcm16
 
@@ -20,15 +20,11 @@ _CUT_GUARD_WINDOWS = 3  # the newest windows are not cut: the dip may not be ove
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of a channel's audio: int16 at 16 kHz, where it starts, and how much of it is speech.
-
-    ``lead`` is the audio from the start of the utterance before up to this one's, empty where that is too far.
-    """
+    """A piece of a channel's audio: int16 at 16 kHz, where it starts, and how much of it is speech."""
 
     audio: Pcm16
     start_sample: int
     speech_samples: int
-    lead: Pcm16
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +61,7 @@ class _Window:
 class Segmenter:
     """One channel's cutter: push windows, get utterance events."""
 
-    def __init__(self, endpointer: EndpointerConfig, config: SegmenterConfig, context: ContextConfig) -> None:
+    def __init__(self, endpointer: EndpointerConfig, config: SegmenterConfig) -> None:
         self._endpointer = Endpointer(endpointer)
         self._release_threshold = endpointer.release_threshold
         self._pre_roll = windows_for(config.pre_roll_ms)
@@ -74,10 +70,6 @@ class Segmenter:
         self._cut_zone = windows_for(config.cut_zone_ms)
         # STARTING windows are kept besides the pre-roll, until the onset is sure.
         self._kept_when_quiet = self._pre_roll + windows_for(endpointer.min_speech_ms)
-        self._lead_windows = windows_for(context.lead_ms) if context.enabled else 0
-        self._lead_gap = windows_for(context.lead_gap_ms)
-        self._lead_total = windows_for(context.lead_total_ms)
-        self._lead_start: int | None = None  # first window of the utterance before, while it may lead the next
         self._windows: deque[_Window] = deque()
         self._base = 0  # index of _windows[0]
         self._next = 0  # index of the next window
@@ -181,8 +173,6 @@ class Segmenter:
     def _open(self, speech_start: int, audio_start: int, *, continues: bool) -> Opened:
         self.is_open = True
         self._speech_start, self._audio_start = speech_start, audio_start
-        if audio_start - self._used > self._lead_gap:
-            self._lead_start = None
         self._pause_start, self._paused = None, False
         return Opened(speech_start * WINDOW_SAMPLES, continues)
 
@@ -190,8 +180,6 @@ class Segmenter:
         closed = Closed(speech_end * WINDOW_SAMPLES, self._cut(audio_end))
         self.is_open, self._pause_start, self._paused = False, None, False
         self._used = audio_end
-        is_short = audio_end - self._audio_start <= self._lead_windows
-        self._lead_start = self._audio_start if is_short else None
         return closed
 
     def _between(self, first: int, last: int) -> list[_Window]:
@@ -201,22 +189,10 @@ class Segmenter:
         windows = self._between(self._audio_start, audio_end)
         speech = sum(w.probability >= self._release_threshold for w in windows)
         audio = np.concatenate([w.pcm for w in windows])
-        start_sample = self._audio_start * WINDOW_SAMPLES
-        return Segment(audio, start_sample, speech * WINDOW_SAMPLES, self._lead(audio_end))
-
-    def _lead(self, audio_end: int) -> Pcm16:
-        if self._lead_start is None or audio_end - self._lead_start > self._lead_total:
-            return np.zeros(0, np.int16)
-        return np.concatenate([w.pcm for w in self._between(self._lead_start, self._audio_start)])
+        return Segment(audio, self._audio_start * WINDOW_SAMPLES, speech * WINDOW_SAMPLES)
 
     def _forget(self) -> None:
         keep = self._audio_start if self.is_open else self._next - self._kept_when_quiet
-        if self._lead_start is not None:
-            is_far = not self.is_open and keep - self._used > self._lead_gap
-            if is_far or self._next - self._lead_start > self._lead_total + self._post_roll:
-                self._lead_start = None
-            else:
-                keep = min(keep, self._lead_start)
         while self._base < keep:
             self._windows.popleft()
             self._base += 1

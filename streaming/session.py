@@ -86,7 +86,7 @@ class Session:
                 i,
                 detector,
                 Windower(),
-                Segmenter(config.endpointer, config.segmenter, config.context),
+                Segmenter(config.endpointer, config.segmenter),
                 Context(config.context),
                 deque(),
             )
@@ -269,7 +269,6 @@ class Session:
         self._next_request += 1
         stale = utterance.scheduler.asked(asked)
         is_partial = purpose is Purpose.PARTIAL
-        lead_text = "" if is_partial or not segment.lead.size else channel.context.newest
         request = DecodeRequest(
             request_id=asked.request_id,
             utterance_id=utterance.id,
@@ -281,8 +280,6 @@ class Session:
             committed=join(utterance.stabilizer.committed),
             context=channel.context.before(utterance.start_sample),
             context_language=channel.context.language,
-            lead=segment.lead if lead_text else segment.lead[:0],
-            lead_text=lead_text,
             options=replace(self._config.options, language_hint=self._language_hint),
         )
         return [*(CancelDecode(request_id) for request_id in stale), Decode(request)]

@@ -70,7 +70,8 @@ class DecodeRequest:
     ``audio``: int16, shape (n,), mono, 16 kHz, n >= 1 and at most 30 s. ``start_sample``: position of audio[0] in
     the stream. ``speech_samples``: how many of the samples the detector called speech, for the guard against text
     that covers far less. ``committed``: text already shown as settled, which the answer should start with.
-    ``request_id`` is unique within its session.
+    ``context``: what was said just before this audio, in ``context_language``; a recognizer may condition its answer
+    on it, where that is the language of this audio too. ``request_id`` is unique within its session.
     """
 
     request_id: int
@@ -83,8 +84,6 @@ class DecodeRequest:
     committed: str = ""
     context: str = ""
     context_language: str = ""
-    lead: Pcm16 = field(default_factory=lambda: np.zeros(0, np.int16))
-    lead_text: str = ""
     options: DecodeOptions = field(default_factory=DecodeOptions)
 
 

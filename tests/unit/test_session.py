@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming.audio import SAMPLE_RATE, ms_to_samples
-from streaming.config import AudioFormat, ContextConfig, EndpointerConfig, PartialConfig, SegmenterConfig, SessionConfig
+from streaming.config import AudioFormat, EndpointerConfig, PartialConfig, SegmenterConfig, SessionConfig
 from streaming.errors import BadAudio, BadMessage
 from streaming.events import (
     FinalTranscript,
@@ -27,7 +27,6 @@ CONFIG = SessionConfig(
     endpointer=EndpointerConfig(pause_ms=400),
     segmenter=SegmenterConfig(max_utterance_ms=4_000, cut_zone_ms=1_500),
     partials=PartialConfig(interval_ms=300, hold_back_ms=300),
-    context=ContextConfig(lead_ms=3_000, lead_gap_ms=1_000, lead_total_ms=6_000),
 )
 
 
@@ -180,8 +179,7 @@ def test_no_word_is_lost_or_doubled_by_forced_cuts(scene: Float32, cuts: list[in
 @given(scenes(), st.integers(100, 5_000))
 def test_memory_is_bounded_by_the_longest_utterance(scene: Float32, piece: int) -> None:
     driver = make_driver()
-    longest_ms = max(CONFIG.segmenter.max_utterance_ms + CONFIG.segmenter.pre_roll_ms, CONFIG.context.lead_total_ms)
-    limit = ms_to_samples(longest_ms + CONFIG.segmenter.post_roll_ms + 200)
+    limit = ms_to_samples(CONFIG.segmenter.max_utterance_ms + CONFIG.segmenter.pre_roll_ms + 200)
     data = pcm_bytes(np.concatenate((scene, speech([1] * 60), scene)))
     for position in range(0, len(data), piece):
         driver.take(driver.session.receive_audio(data[position : position + piece]))
@@ -189,32 +187,6 @@ def test_memory_is_bounded_by_the_longest_utterance(scene: Float32, piece: int) 
         assert all(request.audio.size <= limit for request in driver.waiting)
         if len(driver.waiting) > 2:
             driver.answer()
-
-
-@given(scenes(), CUTS, CHOICES)
-def test_a_lead_is_the_audio_right_before_and_its_text_is_what_was_said_in_it(
-    scene: Float32, cuts: list[int], choices: list[int]
-) -> None:
-    driver = play(make_driver(), pcm_bytes(scene), cuts, choices)
-    stream = np.frombuffer(pcm_bytes(scene), np.int16)
-    finals = {final.utterance_id: final for final in driver.of_type(FinalTranscript)}
-    for request in driver.requests:
-        if not request.lead.size:
-            assert request.lead_text == ""
-            continue
-        assert request.priority == 0
-        assert np.array_equal(request.lead, stream[request.start_sample - request.lead.size : request.start_sample])
-        assert request.lead_text == finals[request.utterance_id - 1].text
-        assert request.context.endswith(request.lead_text)
-        assert [w.text.strip() for w in read_words(request.lead)] == request.lead_text.split()
-
-
-def test_a_short_utterance_is_heard_together_with_the_one_before() -> None:
-    driver = make_driver()
-    scene = np.concatenate((speech([1, 2, 3]), silence(600), speech([4]), silence(3_000), speech([5]), silence(600)))
-    play(driver, pcm_bytes(scene), [2_000], [1])
-    leads = {r.utterance_id: r.lead_text for r in driver.requests if r.priority == 0}
-    assert leads == {0: "", 1: "w1 w2 w3", 2: ""}
 
 
 def test_late_repeated_and_unknown_answers_change_nothing() -> None:
