@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from app.live import Audio, Command, Eof, LiveConfig, LiveSession, ToClient
-from streaming.audio import SAMPLE_RATE
 from streaming.config import AudioFormat, ContextConfig, EndpointerConfig, PartialConfig, SegmenterConfig, SessionConfig
 from streaming.events import FinalTranscript, Output, TranscriptFailed
 from streaming.ports import Recognizer, SpeechDetector
@@ -49,11 +48,11 @@ class FileTranscriber:
         options: DecodeOptions,
         *,
         words: bool = True,
-        progress: Callable[[Transcript, float], None] | None = None,
+        progress: Callable[[Transcript], None] | None = None,
     ) -> list[Transcript]:
         """Mono 16-bit PCM at 16 kHz, in chunks → its utterances in order. Reading follows the engine's pace.
 
-        ``progress`` is told each utterance as it is settled, and how many seconds of audio have been read.
+        ``progress`` is told each utterance as it is settled.
         """
         session = Session(file_session_config(options), self._new_detectors(1))
         transcripts: list[Transcript] = []
@@ -62,7 +61,7 @@ class FileTranscriber:
             if isinstance(event, FinalTranscript | TranscriptFailed):
                 transcripts.append(event)
                 if progress is not None:
-                    progress(event, session.received_samples / SAMPLE_RATE)
+                    progress(event)
 
         limits = LiveConfig(max_outstanding=2 * self._recognizer.info.capacity)
         live = LiveSession(session, AudioFormat(), self._recognizer, put, limits, self._observe)

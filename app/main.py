@@ -184,7 +184,7 @@ async def _start(pending: _Pending, service: Service) -> None:
         service.logger.error("engine_failed_to_start", reason=service.failure)
         raise
     # Everything loaded so far lives as long as the process: the collector need not walk it again, which is what makes
-    # its pauses long (measured by others at ~200 ms, docs/performance.md).
+    # its pauses long.
     gc.collect()
     gc.freeze()
 

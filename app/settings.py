@@ -70,7 +70,7 @@ class Settings(BaseSettings):
 
     @property
     def resolved_threads(self) -> int:
-        """Threads a decode. A second thread hardly helps a decode and a second worker does (docs/performance.md)."""
+        """Threads a decode: few, so that several can run. docs/performance.md has a run with two on two cores."""
         return self.threads or (1 if _cores() <= 4 else 2)
 
     @property

@@ -23,7 +23,6 @@ from bench.corpus import find_corpus, read_audio
 from models.ctranslate import CtranslateConfig, CtranslateWhisper
 from streaming.types import DecodeOptions, DecodeRequest, Float32, Hypothesis, Pcm16, Priority
 
-SAMPLE_RATE_HZ = 16_000
 MAX_CLIP_S = 28.0
 ALL_SETS = ("read-en", "spontaneous-en", "phone", "multilingual", "nonspeech")
 

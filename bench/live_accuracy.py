@@ -9,7 +9,6 @@ counted as retractions.
 """
 
 import argparse
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -18,20 +17,21 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.accuracy import ALL_SETS, HEADER, SAMPLE_RATE_HZ, Clip, Tally, TimedWhisper, clips
-from bench.corpus import read_audio
+from bench.accuracy import ALL_SETS, HEADER, Clip, Tally, TimedWhisper, clips
+from bench.corpus import find_corpus, read_audio
 from models.ctranslate import CtranslateConfig
 from models.silero import SileroModel
 from models.weights import WeightsConfig, locate_vad
-from streaming.config import EndpointerConfig, PartialConfig, SegmenterConfig, SessionConfig
+from streaming.audio import SAMPLE_RATE
+from streaming.config import EndpointerConfig, PartialConfig, SegmenterConfig, SessionConfig, cut_zone_ms
 from streaming.errors import SttError
 from streaming.events import CancelDecode, Decode, FinalTranscript, Output, PartialTranscript, TranscriptFailed
 from streaming.session import Session
 from streaming.stabilizer import normalize
 from streaming.types import DecodeOptions, Hypothesis, Pcm16
 
-LEAD_SAMPLES = SAMPLE_RATE_HZ // 2
-TAIL_SAMPLES = SAMPLE_RATE_HZ * 3 // 2
+LEAD_SAMPLES = SAMPLE_RATE // 2
+TAIL_SAMPLES = SAMPLE_RATE * 3 // 2
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Player:
         self._engine = engine
         self._silero = silero
         self._config = config
-        self._step = step_ms * SAMPLE_RATE_HZ // 1000
+        self._step = step_ms * SAMPLE_RATE // 1000
 
     def play(self, audio: Pcm16, language: str | None) -> Played:
         config = replace(self._config, options=DecodeOptions(language=language))
@@ -110,7 +110,7 @@ def _starts(text: str, committed: str) -> bool:
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model-dir", type=Path, required=True)
-    parser.add_argument("--corpus", type=Path, default=Path(os.environ.get("HARK_CORPUS", "../shared/corpus")))
+    parser.add_argument("--corpus", type=Path, default=find_corpus())
     parser.add_argument("--sets", default=",".join(ALL_SETS), help="comma-separated")
     parser.add_argument("--every", type=int, default=1, help="take every n-th clip")
     parser.add_argument("--no-partials", action="store_true")
@@ -124,7 +124,10 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--step-ms", type=int, default=400, help="audio between two looks at the engine")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--verbose", action="store_true")
-    return parser.parse_args(argv)
+    asked = parser.parse_args(argv)
+    if asked.corpus is None:
+        parser.error("no speech corpus: name its folder with --corpus or HARK_CORPUS")
+    return asked
 
 
 def _config(asked: argparse.Namespace) -> SessionConfig:
@@ -134,7 +137,7 @@ def _config(asked: argparse.Namespace) -> SessionConfig:
             pre_roll_ms=asked.pre_roll_ms,
             post_roll_ms=asked.post_roll_ms,
             max_utterance_ms=asked.max_utterance_ms,
-            cut_zone_ms=max(500, min(6_000, asked.max_utterance_ms // 2)),
+            cut_zone_ms=cut_zone_ms(asked.max_utterance_ms),
         ),
         partials=PartialConfig(enabled=not asked.no_partials, hold_back_ms=asked.hold_back_ms),
         early_final=not asked.no_partials,
@@ -169,7 +172,7 @@ def main(argv: Sequence[str]) -> None:
                 continue
             known = clip.language in engine.info.languages and clip.text and not asked.detect
             before_s = engine.encoder_s
-            audio = read_audio(clip.path)[: int(clip.duration_s * SAMPLE_RATE_HZ)]
+            audio = read_audio(clip.path)[: int(clip.duration_s * SAMPLE_RATE)]
             played = player.play(audio, clip.language if known else None)
             tally, total = tallies.setdefault(name, Tally()), totals.setdefault(name, Counter())
             answer = Hypothesis(

@@ -17,21 +17,20 @@ from faster_whisper.feature_extractor import FeatureExtractor
 from numpy.typing import NDArray
 
 from models import silence_tail, whisper_text
+from streaming.audio import SAMPLE_RATE, to_float32
 from streaming.errors import RecognizerFailed
 from streaming.types import (
     DecodeOptions,
     DecodeRequest,
     Float32,
     Hypothesis,
-    Pcm16,
     Priority,
     RecognizerInfo,
     Task,
     Word,
 )
 
-SAMPLE_RATE_HZ = 16_000
-MAX_UNCOVERED_SAMPLES = 2 * SAMPLE_RATE_HZ  # speech without words that makes a text incomplete
+MAX_UNCOVERED_SAMPLES = 2 * SAMPLE_RATE  # speech without words that makes a text incomplete
 MAX_FILLS = 3
 # Chosen on the base weights over 24 recordings of noise and music and 85 clips of speech: of what the shaped window
 # takes for silence, no speech was below the first (the lowest was a lone "six" at -1.04), half of the noise was.
@@ -41,8 +40,6 @@ WEAK_SPEECH_SHARE = 0.25  # of the audio
 # A text below the reference's log-probability threshold stands only where it is not below this, or likely silence.
 HOPELESS_LOGPROB = -1.5
 DOUBTFUL_NO_SPEECH_PROBABILITY = 0.3
-
-
 # Below this mean log-probability the shaped window's text is compared with the full window's. On 155 read clips with
 # the base weights the shaped window made 238 errors, the full one 218; taking the likelier below -0.3 left 228 (15 % of
 # the clips decoded twice), below -0.5 231 (4 %). Live finals cannot wait as often as files.
@@ -156,14 +153,14 @@ class CtranslateWhisper:
             raise RecognizerFailed(f"decoding failed: {error}") from error
 
     def _hypothesis(self, request: DecodeRequest, began: float) -> Hypothesis:
-        audio = _to_float(request.audio)
+        audio = to_float32(request.audio)
         states, plan = self._begin(request, audio)
         attempt = self._climb(plan, audio, states)
         if request.priority is not Priority.LIVE_PARTIAL:
             attempt = self._fill_gaps(plan, audio, attempt)
         rejected = _rejection(plan, attempt)
         if rejected and request.committed and request.priority is not Priority.LIVE_PARTIAL:
-            attempt, rejected = self._committed_alone(self._without_context(plan), audio, attempt), ""
+            attempt, rejected = self._committed_alone(plan, states, attempt), ""
         return Hypothesis(
             request_id=request.request_id,
             text="" if rejected else attempt.text,
@@ -190,7 +187,7 @@ class CtranslateWhisper:
 
     def _encode(self, audio: Float32, *, full_window: bool) -> ctranslate2.StorageView:
         """Audio, shape (n,), → encoder states, shape (1, 1500, d): real ones for the audio, then the silence tail."""
-        margin_samples = silence_tail.WINDOW_SAMPLES if full_window else int(self._config.margin_s * SAMPLE_RATE_HZ)
+        margin_samples = silence_tail.WINDOW_SAMPLES if full_window else int(self._config.margin_s * SAMPLE_RATE)
         positions = silence_tail.positions_to_encode(audio.shape[0], margin_samples)
         log_mel = self._features(silence_tail.pad_to(audio, positions), padding=0)
         states = silence_tail.append_tail(self._encode_features(log_mel), self._tail)
@@ -303,7 +300,7 @@ class CtranslateWhisper:
         prefix: Sequence[int] = (),
     ) -> _Attempt:
         prompt = whisper_text.decoder_prompt(self._special, plan.start, plan.context, prefix)
-        cap = whisper_text.token_cap(plan.audio_samples / SAMPLE_RATE_HZ, len(prompt))
+        cap = whisper_text.token_cap(plan.audio_samples / SAMPLE_RATE, len(prompt))
         result = self._model.generate(
             states,
             [prompt],
@@ -373,18 +370,11 @@ class CtranslateWhisper:
         )
         return () if doubtful or _rejection(part, found) else found.words
 
-    def _committed_alone(self, plan: _Plan, audio: Float32, attempt: _Attempt) -> _Attempt:
+    def _committed_alone(self, plan: _Plan, states: ctranslate2.StorageView, attempt: _Attempt) -> _Attempt:
         """What was already shown, when nothing after it is credible."""
         committed = plan.request.committed.strip()
-        states = self._encode(audio, full_window=not self._config.shaped)
         words = self._words(plan, states, (), self._tokens(" " + committed if plan.spaced else committed))
         return replace(attempt, words=words)
-
-
-def _to_float(audio: Pcm16) -> Float32:
-    """int16 → float32 in [-1, 1)."""
-    scaled: Float32 = audio.astype(np.float32) / np.float32(32_768.0)
-    return scaled
 
 
 def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
@@ -476,7 +466,7 @@ def _rejection(plan: _Plan, attempt: _Attempt) -> str:
     ):
         return "low_logprob"
     weak = _is_weak(plan, attempt)
-    speech_s = plan.request.speech_samples / SAMPLE_RATE_HZ
+    speech_s = plan.request.speech_samples / SAMPLE_RATE
     if weak and whisper_text.is_too_fast(attempt.text, speech_s, spaced=plan.spaced):
         return "too_fast"
     if weak and whisper_text.is_silence_phrase(attempt.text):

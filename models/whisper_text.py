@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
+from models.catalog import LANGUAGES
 from models.silence_tail import SAMPLES_PER_POSITION
 from streaming.types import Task, Word
 
@@ -24,14 +25,6 @@ MAX_COMPRESSION_RATIO = 2.4
 MIN_AVERAGE_LOGPROB = -1.0
 MAX_NO_SPEECH_PROBABILITY = 0.6
 
-LANGUAGE_CODES = (
-    "af", "am", "ar", "as", "az", "ba", "be", "bg", "bn", "bo", "br", "bs", "ca", "cs", "cy", "da", "de", "el",
-    "en", "es", "et", "eu", "fa", "fi", "fo", "fr", "gl", "gu", "ha", "haw", "he", "hi", "hr", "ht", "hu", "hy",
-    "id", "is", "it", "ja", "jw", "ka", "kk", "km", "kn", "ko", "la", "lb", "ln", "lo", "lt", "lv", "mg", "mi",
-    "mk", "ml", "mn", "mr", "ms", "mt", "my", "ne", "nl", "nn", "no", "oc", "pa", "pl", "ps", "pt", "ro", "ru",
-    "sa", "sd", "si", "sk", "sl", "sn", "so", "sq", "sr", "su", "sv", "sw", "ta", "te", "tg", "th", "tk", "tl",
-    "tr", "tt", "uk", "ur", "uz", "vi", "yi", "yo", "yue", "zh",
-)  # fmt: skip
 UNSPACED_LANGUAGES = frozenset({"zh", "ja", "th", "lo", "my", "yue", "km", "bo"})
 
 
@@ -59,7 +52,7 @@ class SpecialTokens:
                 raise ValueError(f"the tokenizer has no {token}")
             return found
 
-        languages = {code: token_to_id(f"<|{code}|>") for code in LANGUAGE_CODES} if multilingual else {}
+        languages = {code: token_to_id(f"<|{code}|>") for code in LANGUAGES} if multilingual else {}
         return cls(
             end_of_text=required("<|endoftext|>"),
             start_of_transcript=required("<|startoftranscript|>"),

@@ -52,7 +52,7 @@ def decode_samples(data: bytes, encoding: Encoding) -> Float32:
     """Whole samples in wire form → float32, shape (n,). Raises BadAudio for float32 that cannot be audio."""
     match encoding:
         case Encoding.LINEAR16:
-            return np.frombuffer(data, "<i2").astype(np.float32) / np.float32(FULL_SCALE)
+            return to_float32(np.frombuffer(data, "<i2"))
         case Encoding.MULAW:
             return _MULAW[np.frombuffer(data, np.uint8)]
         case Encoding.ALAW:
@@ -67,6 +67,12 @@ def decode_samples(data: bytes, encoding: Encoding) -> Float32:
                     code="implausible_audio",
                 )
             return samples
+
+
+def to_float32(samples: Pcm16) -> Float32:
+    """int16 → float32 in [-1, 1)."""
+    scaled: Float32 = samples.astype(np.float32) / np.float32(FULL_SCALE)
+    return scaled
 
 
 def to_pcm16(samples: Float32) -> Pcm16:

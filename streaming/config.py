@@ -97,6 +97,11 @@ class SegmenterConfig:
         )
 
 
+def cut_zone_ms(max_utterance_ms: int) -> int:
+    """The usual cut zone of utterances that may last so long: 6 s, or half of them where they are short."""
+    return max(500, min(6_000, max_utterance_ms // 2))
+
+
 @dataclass(frozen=True, slots=True)
 class PartialConfig:
     """When partial transcripts are asked for and how they settle.

@@ -10,7 +10,15 @@ from enum import Enum
 from typing import Any
 
 from streaming.audio import samples_to_ms
-from streaming.config import AudioFormat, Encoding, EndpointerConfig, PartialConfig, SegmenterConfig, SessionConfig
+from streaming.config import (
+    AudioFormat,
+    Encoding,
+    EndpointerConfig,
+    PartialConfig,
+    SegmenterConfig,
+    SessionConfig,
+    cut_zone_ms,
+)
 from streaming.errors import BadMessage, SttError
 from streaming.events import (
     ClientEvent,
@@ -71,7 +79,7 @@ class StreamParameters:
                 threshold=self.threshold, release_threshold=max(0.05, self.threshold - 0.15), pause_ms=self.pause_ms
             ),
             segmenter=SegmenterConfig(
-                max_utterance_ms=self.max_utterance_ms, cut_zone_ms=max(500, min(6_000, self.max_utterance_ms // 2))
+                max_utterance_ms=self.max_utterance_ms, cut_zone_ms=cut_zone_ms(self.max_utterance_ms)
             ),
             partials=PartialConfig(enabled=self.partials, interval_ms=self.partial_interval_ms),
             options=DecodeOptions(
