@@ -57,7 +57,7 @@ class Batch:
         limits = MediaLimits(max_duration_s=self._settings.max_file_s)
         async with open_media(file, limits) as media:
             transcripts = await transcriber.transcribe(
-                media.chunks(), self._options, progress=lambda event: self._advance(bar, event, out)
+                media.chunks(), self._options, lambda event: self._advance(bar, event, out)
             )
             report = media.report
         finals, failures = openai_http.split_results(transcripts)

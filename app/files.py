@@ -46,9 +46,7 @@ class FileTranscriber:
         self,
         pcm_chunks: AsyncIterator[bytes],
         options: DecodeOptions,
-        *,
-        words: bool = True,
-        progress: Callable[[Transcript], None] | None = None,
+        progress: Callable[[Transcript], None] = lambda transcript: None,
     ) -> list[Transcript]:
         """Mono 16-bit PCM at 16 kHz, in chunks → its utterances in order. Reading follows the engine's pace.
 
@@ -60,8 +58,7 @@ class FileTranscriber:
         def put(event: ToClient) -> None:
             if isinstance(event, FinalTranscript | TranscriptFailed):
                 transcripts.append(event)
-                if progress is not None:
-                    progress(event)
+                progress(event)
 
         limits = LiveConfig(max_outstanding=2 * self._recognizer.info.capacity)
         live = LiveSession(session, AudioFormat(), self._recognizer, put, limits, self._observe)

@@ -196,14 +196,14 @@ class _Telemetered:
         self._service = service
 
     async def transcribe(
-        self, pcm_chunks: AsyncIterator[bytes], options: DecodeOptions, *, words: bool
+        self, pcm_chunks: AsyncIterator[bytes], options: DecodeOptions, progress: Callable[[Transcript], None]
     ) -> list[Transcript]:
         telemetry = StreamTelemetry(
             self._service.metrics, self._service.logger, log_text=self._service.settings.log_text
         )
         transcriber = FileTranscriber(self._service.dispatcher, self._service.new_detectors, telemetry.observe)
         try:
-            transcripts = await transcriber.transcribe(pcm_chunks, options, words=words)
+            transcripts = await transcriber.transcribe(pcm_chunks, options, progress)
         except Exception:
             self._service.metrics.files.labels("failed").inc()
             raise

@@ -1,6 +1,8 @@
 """Files over HTTP, as OpenAI's API takes them: upload, decode, transcribe, answer."""
 
 import asyncio
+import contextlib
+import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,9 +14,12 @@ from python_multipart.exceptions import FormParserError
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
+from app.errors import error_object
 from app.media import MediaLimits, open_media
 from app.wire.openai_http import (
+    SSE_KEEPALIVE,
     BadField,
     ResponseFormat,
     Transcription,
@@ -23,10 +28,12 @@ from app.wire.openai_http import (
     model_object,
     parse_form,
     render,
-    render_events,
+    render_delta,
+    render_done,
+    render_failure,
     split_results,
 )
-from streaming.errors import BadMessage, ClientError
+from streaming.errors import BadMessage, ClientError, SttError
 from streaming.events import FinalTranscript, TranscriptFailed
 from streaming.types import DecodeOptions, Task
 
@@ -37,20 +44,24 @@ PREFIXES = ("/v1", "/api/v1")
 FIELD_BYTES = 64 * 1024
 FIELDS = 200
 FILES = 4
+KEEPALIVE_S = 15.0
 STALL_S = 60.0  # an upload of which nothing comes for so long holds its place for nothing
 
 _CLIENT_GONE = 499  # nginx's code; nobody is left to read it
 
 T = TypeVar("T")
+Outcome = FinalTranscript | TranscriptFailed
 
 
 class Transcriber(Protocol):
     """What the composition root provides: a whole file through one session, partials off."""
 
     async def transcribe(
-        self, pcm_chunks: AsyncIterator[bytes], options: DecodeOptions, *, words: bool
-    ) -> list[FinalTranscript | TranscriptFailed]:
+        self, pcm_chunks: AsyncIterator[bytes], options: DecodeOptions, progress: Callable[[Outcome], None]
+    ) -> list[Outcome]:
         """Chunks of whole samples, 16 kHz, mono, int16 little-endian → every utterance's outcome.
+
+        ``progress`` is told each as it is settled, in the order in which they were said.
 
         Takes the next chunk only when it has room for it: the decoder waits meanwhile. An error that ``pcm_chunks``
         raises is raised to the caller as it is, not in a group. Raises Overloaded or RecognizerFailed where nothing
@@ -121,32 +132,35 @@ def _names(service: FileService) -> list[str]:
 async def _serve(request: Request, service: FileService, task: Task) -> Response:
     _check_declared_size(request, service.max_upload_bytes)
     try:
-        with service.admit():
+        async with contextlib.AsyncExitStack() as held:
+            held.enter_context(service.admit())
             form = await _read_form(request, service.max_upload_bytes)
-            try:
-                return await _answer(request, service, form, task)
-            finally:
-                await form.close()
+            held.push_async_callback(form.close)
+            upload, wanted = _parts(form, task)
+            # Decoding reads the spooled file itself, which has no name in the file system: nothing is left of it.
+            descriptor = await asyncio.to_thread(_on_disk, upload)
+            work = functools.partial(_transcribe, service, descriptor, wanted)
+            if wanted.is_streamed:
+                return _EventStream(request, work, held.pop_all())
+            return _response(await _unless_gone(request, work(lambda outcome: None)), wanted)
     except ClientDisconnect:
         return Response(status_code=_CLIENT_GONE)
 
 
-async def _answer(request: Request, service: FileService, form: FormData, task: Task) -> Response:
+def _parts(form: FormData, task: Task) -> tuple[UploadFile, TranscriptionForm]:
     upload = form.get("file")
     if not isinstance(upload, UploadFile):
         message = "The form has no file: send one in the field 'file', with a file name."
         raise BadField(message, param="file", code="missing_file")
-    wanted = parse_form([(name, value) for name, value in form.multi_items() if isinstance(value, str)], task)
-    # Decoding reads the spooled file itself. It has no name in the file system, so nothing is left of it in any case.
-    descriptor = await asyncio.to_thread(_on_disk, upload)
-    transcription = await _unless_gone(request, _transcribe(service, descriptor, wanted))
-    return _response(transcription, wanted)
+    return upload, parse_form([(name, value) for name, value in form.multi_items() if isinstance(value, str)], task)
 
 
-async def _transcribe(service: FileService, descriptor: int, wanted: TranscriptionForm) -> Transcription:
+async def _transcribe(
+    service: FileService, descriptor: int, wanted: TranscriptionForm, progress: Callable[[Outcome], None]
+) -> Transcription:
     """Raises the first utterance's error where some failed and nothing was understood."""
     async with open_media(descriptor, service.media_limits) as media:
-        results = await service.transcriber.transcribe(media.chunks(), wanted.options, words=wanted.needs_words)
+        results = await service.transcriber.transcribe(media.chunks(), wanted.options, progress)
         finals, failures = split_results(results)
         if failures and not any(final.text.strip() for final in finals):
             raise failures[0].error
@@ -159,11 +173,81 @@ async def _transcribe(service: FileService, descriptor: int, wanted: Transcripti
 def _response(transcription: Transcription, wanted: TranscriptionForm) -> Response:
     """What is missing is said in a header too: text, srt and vtt have no other place for it."""
     headers = {INCOMPLETE_HEADER: _header_value(transcription.warnings)} if transcription.warnings else {}
-    if wanted.stream and wanted.response_format in (ResponseFormat.JSON, ResponseFormat.TEXT):
-        body, media_type = "".join(render_events(transcription)), "text/event-stream"
-    else:
-        body, media_type = render(transcription, wanted)
+    body, media_type = render(transcription, wanted)
     return Response(body, headers=headers, media_type=media_type)
+
+
+class _EventStream(Response):
+    """The answer as server-sent events, each sent as soon as its utterance is settled.
+
+    The status goes out with the first event, so that what fails before it is answered like any other request. ``held``
+    is what the request holds, given back at the end whatever happens.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        work: Callable[[Callable[[Outcome], None]], Coroutine[None, None, Transcription]],
+        held: contextlib.AsyncExitStack,
+    ) -> None:
+        super().__init__(
+            media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        )
+        del self.headers["content-length"]
+        self._request = request
+        self._work = work
+        self._held = held
+        self._has_begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._held:
+            try:
+                await _unless_gone(self._request, self._run(send))
+            except ClientDisconnect:
+                pass
+
+    async def _run(self, send: Send) -> None:
+        """Raises SttError where nothing has been sent yet."""
+        # None is the end. It holds no more than the recording has to say, which is kept as a whole anyway.
+        finals: asyncio.Queue[FinalTranscript | None] = asyncio.Queue()
+
+        def settle(outcome: Outcome) -> None:
+            if isinstance(outcome, FinalTranscript) and outcome.text.strip():
+                finals.put_nowait(outcome)
+
+        work = asyncio.create_task(self._work(settle))
+        work.add_done_callback(lambda task: finals.put_nowait(None))
+        try:
+            await self._forward(finals, send)
+            await self._send(send, render_done(await work))
+        except SttError as error:
+            if not self._has_begun:
+                raise
+            await self._send(send, render_failure(error_object(error)))
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _forward(self, finals: asyncio.Queue[FinalTranscript | None], send: Send) -> None:
+        is_first = True
+        while True:
+            try:
+                async with asyncio.timeout(KEEPALIVE_S):
+                    final = await finals.get()
+            except TimeoutError:  # hours of music, perhaps; proxies end what is silent for a minute
+                await self._send(send, SSE_KEEPALIVE)
+                continue
+            if final is None:
+                return
+            await self._send(send, render_delta(final, is_first=is_first))
+            is_first = False
+
+    async def _send(self, send: Send, event: str) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
 
 
 def _header_value(warnings: Sequence[str]) -> str:

@@ -75,9 +75,9 @@ class TranscriptionForm:
     stream: bool
 
     @property
-    def needs_words(self) -> bool:
-        """Whether word times are wanted from the recognizer; subtitles are cut by them."""
-        return self.words or self.response_format in (ResponseFormat.SRT, ResponseFormat.VTT)
+    def is_streamed(self) -> bool:
+        """Whether the answer comes as events; OpenAI's other formats have no streamed form."""
+        return self.stream and self.response_format in (ResponseFormat.JSON, ResponseFormat.TEXT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,11 @@ class Transcription:
 
     @property
     def pieces(self) -> list[str]:
-        """What each utterance adds to the text, with the space before it where its language is written with spaces."""
+        """What each utterance adds to the text."""
         pieces: list[str] = []
         for final in self.finals:
-            if text := final.text.strip():
-                joint = "" if not pieces or final.language in _WRITTEN_WITHOUT_SPACES else " "
-                pieces.append(joint + text)
+            if text := piece(final, is_first=not pieces):
+                pieces.append(text)
         return pieces
 
     @property
@@ -111,6 +110,12 @@ class Transcription:
             if final.text.strip() and final.language:
                 spoken[final.language] = spoken.get(final.language, 0) + final.end_sample - final.start_sample
         return max(spoken, key=lambda code: spoken[code], default="")
+
+
+def piece(final: FinalTranscript, *, is_first: bool) -> str:
+    """What an utterance adds to the text: a space before it, but for the first and where none are written."""
+    text = final.text.strip()
+    return text if not text or is_first or final.language in _WRITTEN_WITHOUT_SPACES else " " + text
 
 
 def parse_form(fields: Iterable[tuple[str, str]], task: Task) -> TranscriptionForm:
@@ -245,11 +250,29 @@ def render(transcription: Transcription, form: TranscriptionForm) -> tuple[str, 
             return _dump(_verbose_json(transcription, form)), "application/json"
 
 
-def render_events(transcription: Transcription) -> Iterator[str]:
-    """Server-sent events for ``stream=true``: a delta for each utterance, then the whole."""
-    for piece in transcription.pieces:
-        yield _event({"type": "transcript.text.delta", "delta": piece})
-    yield _event({"type": "transcript.text.done", **_json(transcription)})
+# Server-sent events for ``stream=true``: a delta for each utterance as it is settled, then the whole.
+SSE_KEEPALIVE = ": nothing new yet\n\n"  # a comment: clients pass it over
+
+
+def render_delta(final: FinalTranscript, *, is_first: bool) -> str:
+    """``segment`` is Hark's own addition: where the utterance lies, and its words."""
+    segment: JsonObject = {
+        "start": _seconds(final.start_sample),
+        "end": _seconds(final.end_sample),
+        "text": final.text.strip(),
+        "language": final.language,
+        "words": list(_words(final)),
+    }
+    return _event({"type": "transcript.text.delta", "delta": piece(final, is_first=is_first), "segment": segment})
+
+
+def render_done(transcription: Transcription) -> str:
+    return _event({"type": "transcript.text.done", **_json(transcription)})
+
+
+def render_failure(error: JsonObject) -> str:
+    """An error object where the answer has begun and no status can be sent any more; OpenAI's SDKs raise it."""
+    return _event(error)
 
 
 def _event(body: JsonObject) -> str:

@@ -19,7 +19,8 @@ from app.wire.openai_http import (
     parse_form,
     parse_language,
     render,
-    render_events,
+    render_delta,
+    render_done,
     split_results,
 )
 from streaming.audio import SAMPLE_RATE
@@ -62,7 +63,7 @@ class TestForm:
         parsed = form()
         assert parsed.response_format is ResponseFormat.JSON
         assert parsed.options.language is None
-        assert (parsed.segments, parsed.words, parsed.stream, parsed.needs_words) == (True, False, False, False)
+        assert (parsed.segments, parsed.words, parsed.stream, parsed.is_streamed) == (True, False, False, False)
 
     def test_every_field_arrives(self) -> None:
         parsed = form(
@@ -113,10 +114,6 @@ class TestForm:
         with pytest.raises(BadField):
             form(("timestamp_granularities[]", "word"), ("response_format", "json"))
         assert form(("timestamp_granularities[]", "segment"), ("response_format", "json"))
-
-    @pytest.mark.parametrize("name", ["srt", "vtt"])
-    def test_subtitles_want_word_times(self, name: str) -> None:
-        assert form(("response_format", name)).needs_words
 
     @pytest.mark.parametrize(
         ("value", "code"),
@@ -239,7 +236,9 @@ class TestRender:
         assert body["warnings"] == ["speech at 2.00-3.00 s could not be transcribed (recognizer_failed)"]
 
     def test_events_add_up_to_the_text(self) -> None:
-        events = [json.loads(e.removeprefix("data: ").strip()) for e in render_events(SPEECH)]
+        said = [final for final in SPEECH.finals if final.text.strip()]
+        lines = [*(render_delta(final, is_first=final is said[0]) for final in said), render_done(SPEECH)]
+        events = [json.loads(line.removeprefix("data: ").strip()) for line in lines]
         deltas = "".join(e["delta"] for e in events if e["type"] == "transcript.text.delta")
         assert deltas == SPEECH.text == events[-1]["text"]
         assert [e["type"] for e in events].count("transcript.text.done") == 1

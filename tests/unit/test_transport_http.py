@@ -8,6 +8,7 @@ import socket
 import wave
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import numpy as np
@@ -19,6 +20,7 @@ from fastapi import FastAPI
 from app.admission import Admission
 from app.errors import install_error_handlers, surface
 from app.media import MediaLimits
+from app.transports import http
 from app.transports.http import FileService, routes
 from streaming.audio import SAMPLE_RATE
 from streaming.errors import BadAudio, BadMessage, ClientError, Overloaded, RecognizerFailed, SttError
@@ -49,14 +51,14 @@ class ScriptedTranscriber:
     hold: bool = False
     seconds: float = 0.0
     options: DecodeOptions | None = None
-    words: bool | None = None
+    between: asyncio.Event | None = None  # waited for before the last of ``results``
     began: asyncio.Event = field(default_factory=asyncio.Event)
     gave_up: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def transcribe(
-        self, pcm_chunks: AsyncIterator[bytes], options: DecodeOptions, *, words: bool
+        self, pcm_chunks: AsyncIterator[bytes], options: DecodeOptions, progress: Callable[[Result], None]
     ) -> list[Result]:
-        self.options, self.words = options, words
+        self.options = options
         async for chunk in pcm_chunks:
             self.seconds += len(chunk) / 2 / SAMPLE_RATE
             if self.hold:
@@ -65,8 +67,18 @@ class ScriptedTranscriber:
                     await asyncio.Event().wait()
                 finally:
                     self.gave_up.set()
+        for result in self.results[:-1]:
+            progress(result)
+        if self.between is not None:
+            self.began.set()
+            try:
+                await self.between.wait()
+            except asyncio.CancelledError:
+                self.gave_up.set()
+                raise
         if self.error is not None:
             raise self.error
+        progress(self.results[-1])
         return self.results
 
 
@@ -139,7 +151,6 @@ class TestAnswers:
         vtt = await running.post(response_format="vtt")
         assert vtt.text == "WEBVTT\n\n00:00:00.000 --> 00:00:01.000\nHello.\n"
         assert vtt.headers["content-type"].startswith("text/vtt")
-        assert running.transcriber.words
 
     async def test_translation(self, running: Running) -> None:
         response = await running.post("/v1/audio/translations", response_format="verbose_json")
@@ -153,14 +164,70 @@ class TestAnswers:
     async def test_stream_answers_with_events(self, running: Running) -> None:
         response = await running.post(stream="true")
         assert response.headers["content-type"].startswith("text/event-stream")
-        events = [json.loads(line.removeprefix("data: ")) for line in response.text.split("\n\n") if line]
-        assert [event["type"] for event in events] == ["transcript.text.delta", "transcript.text.done"]
+        assert [event["type"] for event in events(response.text)] == ["transcript.text.delta", "transcript.text.done"]
 
     async def test_models(self, running: Running) -> None:
         listed = (await running.client.get("/v1/models")).json()
         assert [model["id"] for model in listed["data"]] == ["hub/whisper-base", "whisper-1"]
         assert (await running.client.get("/api/v1/models/hub/whisper-base")).json()["object"] == "model"
         assert_error(await running.client.get("/v1/models/other"), 404, "model_not_found", "model")
+
+
+def events(body: str) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix("data: ")) for line in body.splitlines() if line.startswith("data: ")]
+
+
+class TestEvents:
+    """``stream=true``: the answer grows as the recording is transcribed."""
+
+    async def test_an_utterance_is_sent_before_the_next_is_ready(self, running: Running) -> None:
+        running.transcriber.results = [final("Hello."), final("", 1, 2), final("Goodbye.", 2, 3)]
+        running.transcriber.between = asyncio.Event()
+        upload, url = {"file": ("a.wav", wav_bytes())}, "/v1/audio/transcriptions"
+        async with running.client.stream("POST", url, files=upload, data={"stream": "true"}) as response:
+            lines = response.aiter_lines()
+            first = json.loads((await anext(lines)).removeprefix("data: "))
+            assert not running.transcriber.between.is_set()
+            assert (first["delta"], first["segment"]["end"]) == ("Hello.", 1.0)
+            assert first["segment"]["words"][0]["word"] == "Hello."
+            running.transcriber.between.set()
+            rest = events("\n".join([line async for line in lines]))
+        assert [event.get("delta") for event in rest] == [" Goodbye.", None]
+        assert rest[-1]["text"] == "Hello. Goodbye."
+
+    async def test_what_fails_before_the_first_event_has_its_status(self, running: Running) -> None:
+        running.transcriber.error = Overloaded("busy", retry_after_s=2.2)
+        assert_error(await running.post(stream="true"), 503, "overloaded")
+        upload = {"file": ("a.wav", b"<html>no</html>" * 50)}
+        response = await running.client.post("/v1/audio/transcriptions", files=upload, data={"stream": "true"})
+        assert_error(response, 400, "unsupported_media")
+
+    async def test_what_fails_later_is_an_error_event(self, running: Running) -> None:
+        running.transcriber.results = [final("Hello."), final("never", 1, 2)]
+        running.transcriber.error = RecognizerFailed("the engine gave no answer")
+        response = await running.post(stream="true")
+        assert response.status_code == 200
+        [delta, error] = events(response.text)
+        assert (delta["delta"], error["error"]["code"]) == ("Hello.", "recognizer_failed")
+
+    async def test_silence_is_kept_alive(self, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(http, "KEEPALIVE_S", 0.01)
+        running.transcriber.between = asyncio.Event()
+        posting = asyncio.create_task(running.post(stream="true"))
+        await asyncio.wait_for(running.transcriber.began.wait(), 20)
+        asyncio.get_running_loop().call_later(0.1, running.transcriber.between.set)
+        body = (await posting).text
+        assert body.startswith(": ")
+        assert [event["type"] for event in events(body)] == ["transcript.text.delta", "transcript.text.done"]
+
+    async def test_a_client_that_leaves_ends_the_work(self, running: Running) -> None:
+        running.transcriber.results = [final("Hello."), final("never", 1, 2)]
+        running.transcriber.between = asyncio.Event()
+        upload, url = {"file": ("a.wav", wav_bytes())}, "/v1/audio/transcriptions"
+        async with running.client.stream("POST", url, files=upload, data={"stream": "true"}) as response:
+            await anext(response.aiter_lines())
+        await asyncio.wait_for(running.transcriber.gave_up.wait(), 10)
+        await eventually(lambda: running.files.open == 0)
 
 
 class TestFailures:
