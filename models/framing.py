@@ -91,7 +91,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """The Ask was cancelled before any work was done on it."""
+    """The Ask was cancelled, and the engine has not begun with it or has stopped."""
 
     key: int
 

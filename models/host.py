@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import difflib
+import functools
 import gc
 import json
 import os
@@ -19,9 +20,10 @@ import signal
 import socket
 import sys
 import time
+import traceback
 import wave
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
@@ -50,11 +52,15 @@ from streaming.types import DecodeOptions, DecodeRequest, Hypothesis, Pcm16, Pri
 _CLIP = Path(__file__).parent / "data" / "warmup.wav"
 _CLIP_TEXT = "We are going to the park because the weather is good."
 _LEAST_RIGHT_WORDS = 0.8
+_CLOSE_TIMEOUT_S = 1.5  # the parent waits 2 s before it kills
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
-class Engine(Protocol):
-    """What the process serves. ``decode`` is called from ``info.capacity`` threads at once."""
+# --- engines ---------------------------------------------------------------------------------------------------------
+
+
+class SyncEngine(Protocol):
+    """An engine that blocks. ``decode`` is called from ``info.capacity`` threads at once."""
 
     @property
     def info(self) -> RecognizerInfo: ...
@@ -64,13 +70,70 @@ class Engine(Protocol):
         ...
 
 
+class Engine(Protocol):
+    """What the process serves: ``info.capacity`` calls of ``decode`` run at once, in the loop that answers pings."""
+
+    @property
+    def info(self) -> RecognizerInfo:
+        """Valid once it has been started."""
+        ...
+
+    async def start(self) -> None:
+        """Load, and warm up what one decode does not. Raises SttError where it cannot."""
+        ...
+
+    async def decode(self, request: DecodeRequest) -> Hypothesis:
+        """Cancelling the call gives the work up; what cannot be given up any more goes on and is answered.
+
+        Raises SttError for what it foresees; any other error counts as a fault of the engine.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of what outlives the process. Nothing is decoded afterwards."""
+        ...
+
+
+class Threaded:
+    """A synchronous engine as an Engine: a thread for each decode that runs at once."""
+
+    def __init__(self, engine: SyncEngine) -> None:
+        self._engine = engine
+        self._pool = ThreadPoolExecutor(engine.info.capacity, thread_name_prefix="decode")
+
+    @property
+    def info(self) -> RecognizerInfo:
+        return self._engine.info
+
+    async def start(self) -> None:
+        """Nothing: it is loaded."""
+
+    async def decode(self, request: DecodeRequest) -> Hypothesis:
+        """A call that is cancelled after a worker has begun returns its answer: it keeps the worker busy until then."""
+        work = self._pool.submit(self._engine.decode, request)
+        answer = asyncio.wrap_future(work)
+        while True:
+            try:
+                return await asyncio.shield(answer)
+            except asyncio.CancelledError:
+                if work.cancel() or answer.done():
+                    raise
+
+    async def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An engine, and what it must get right before it serves. ``audio``: int16, shape (n,), 16 kHz."""
+    """An engine, and what it must get right, so many times at once, before it serves.
+
+    ``audio``: int16, shape (n,), 16 kHz.
+    """
 
     engine: Engine
     audio: Pcm16
     expected: str
+    at_once: int = 1
 
 
 # --- loading ---------------------------------------------------------------------------------------------------------
@@ -84,17 +147,27 @@ def load(settings: Mapping[str, Any]) -> Loaded:
     kind = fields.pop("kind", None)
     try:
         if kind == "scripted":
-            words = ["alpha", "bravo", "charlie", "copper"]
-            engine = scripted.ScriptedEngine(scripted.ScriptedConfig(**fields))
-            return Loaded(engine, scripted.encode_words(words), " ".join(words))
+            return in_threads(scripted.ScriptedEngine(scripted.ScriptedConfig(**fields)), *_scripted_clip())
+        if kind == "scripted_async":
+            return Loaded(scripted.ScriptedAsyncEngine(scripted.ScriptedConfig(**fields)), *_scripted_clip())
         if kind == "ctranslate":
-            return Loaded(_ctranslate(fields), *warm_up_clip())
+            return in_threads(_ctranslate(fields), *warm_up_clip())
     except (TypeError, ValueError, ImportError) as error:
         raise RecognizerFailed(f"the {kind} engine cannot be set up: {error}") from error
     raise RecognizerFailed(f"there is no engine of kind {kind!r}")
 
 
-def _ctranslate(fields: Mapping[str, Any]) -> Engine:
+def in_threads(engine: SyncEngine, audio: Pcm16, expected: str) -> Loaded:
+    """The first decode of every thread costs more than the later ones, so each of them gets one."""
+    return Loaded(Threaded(engine), audio, expected, at_once=engine.info.capacity)
+
+
+def _scripted_clip() -> tuple[Pcm16, str]:
+    words = ["alpha", "bravo", "charlie", "copper"]
+    return scripted.encode_words(words), " ".join(words)
+
+
+def _ctranslate(fields: Mapping[str, Any]) -> SyncEngine:
     from models.ctranslate import CtranslateConfig, CtranslateWhisper  # heavy, and not there in every environment
 
     return CtranslateWhisper(CtranslateConfig(**{**fields, "model_dir": Path(fields["model_dir"])}))
@@ -106,8 +179,8 @@ def warm_up_clip() -> tuple[Pcm16, str]:
         return np.frombuffer(clip.readframes(clip.getnframes()), dtype="<i2").astype(np.int16, copy=False), _CLIP_TEXT
 
 
-def warm_up(loaded: Loaded, pool: ThreadPoolExecutor) -> None:
-    """Decode the known sentence in every worker at once. Raises RecognizerFailed where the words are wrong."""
+async def prove(loaded: Loaded) -> None:
+    """Have the known sentence decoded. Raises RecognizerFailed where the words are wrong."""
     request = DecodeRequest(
         request_id=0,
         utterance_id=0,
@@ -118,8 +191,8 @@ def warm_up(loaded: Loaded, pool: ThreadPoolExecutor) -> None:
         speech_samples=len(loaded.audio),
         options=DecodeOptions(language="en"),
     )
-    requests = [replace(request, request_id=n) for n in range(loaded.engine.info.capacity)]
-    for hypothesis in pool.map(loaded.engine.decode, requests):
+    requests = [replace(request, request_id=n) for n in range(loaded.at_once)]
+    for hypothesis in await asyncio.gather(*map(loaded.engine.decode, requests)):
         right = share_of_words(loaded.expected, hypothesis.text)
         if right < _LEAST_RIGHT_WORDS:
             raise RecognizerFailed(
@@ -139,20 +212,20 @@ def share_of_words(expected: str, text: str) -> float:
 
 
 class Server(asyncio.Protocol):
-    """One connection's Asks, each handed to a worker thread and replied to exactly once."""
+    """One connection's Asks, each handed to the engine and replied to exactly once."""
 
     def __init__(self) -> None:
         self.closed = asyncio.get_running_loop().create_future()  # → why the process should leave; "" for EOF
         self._loop = asyncio.get_running_loop()
         self._parser = Parser()
-        self._work: dict[int, Future[Hypothesis]] = {}
+        self._work: dict[int, asyncio.Task[Hypothesis]] = {}
+        self._given_up: set[int] = set()
         self._engine: Engine
-        self._pool: ThreadPoolExecutor
         self._transport: asyncio.WriteTransport
 
-    def serve(self, engine: Engine, pool: ThreadPoolExecutor) -> None:
+    def serve(self, engine: Engine) -> None:
         """Say that the engine is ready, after which Asks come."""
-        self._engine, self._pool = engine, pool
+        self._engine = engine
         self._send(Ready(engine.info))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -171,28 +244,29 @@ class Server(asyncio.Protocol):
     def _receive(self, message: Message) -> None:
         match message:
             case Ask(key, request):
-                work = self._pool.submit(self._engine.decode, request)
-                self._work[key] = work
-                work.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._reply, key, done))
+                self._work[key] = self._loop.create_task(self._engine.decode(request))
+                self._work[key].add_done_callback(functools.partial(self._reply, key))
             case Cancel(key):
                 if key in self._work:
-                    self._work[key].cancel()  # does nothing once a worker has begun: that answer comes
+                    self._given_up.add(key)
+                    self._work[key].cancel()
             case Ping():
                 self._send(Pong())
             case _:
                 raise FramingError(f"unexpected {type(message).__name__}")
 
-    def _reply(self, key: int, work: Future[Hypothesis]) -> None:
+    def _reply(self, key: int, work: asyncio.Task[Hypothesis]) -> None:
         del self._work[key]
-        if work.cancelled():
-            self._send(Dropped(key))
-            return
-        error = work.exception()
+        was_given_up = key in self._given_up
+        self._given_up.discard(key)
+        error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None:
             self._send(Answer(key, work.result()))
         elif isinstance(error, SttError):
             self._send(Failure(key, error))
-        else:
+        elif work.cancelled() and was_given_up:
+            self._send(Dropped(key))
+        else:  # also where the engine itself has cancelled: somebody still waits for an answer
             log("fault", error=repr(error)[:500])
             self._send(Fault(key, type(error).__name__))
 
@@ -204,28 +278,37 @@ class Server(asyncio.Protocol):
             self.closed.set_result(reason)
 
 
-async def run(connection: socket.socket, settings: Mapping[str, Any]) -> str:
+async def run(connection: socket.socket, load_engine: Callable[[], Loaded]) -> str:
     """Load, warm up, serve until the connection ends; returns why it ended. Raises SttError where it cannot start."""
-    loop = asyncio.get_running_loop()
-    _, server = await loop.create_unix_connection(Server, sock=connection)
+    _, server = await asyncio.get_running_loop().create_unix_connection(Server, sock=connection)
     begun = time.monotonic()
-    starting = loop.run_in_executor(None, start_engine, settings)
+    starting = asyncio.create_task(start_engine(load_engine))
     await asyncio.wait([starting, server.closed], return_when=asyncio.FIRST_COMPLETED)
     if not server.closed.done():
-        engine, pool = starting.result()
+        engine = starting.result()
         log("ready", model=engine.info.model, capacity=engine.info.capacity, start_s=round(time.monotonic() - begun, 3))
-        server.serve(engine, pool)
-    return str(await server.closed)
+        server.serve(engine)
+        await server.closed
+        await _close(engine)
+    return str(server.closed.result())
 
 
-def start_engine(settings: Mapping[str, Any]) -> tuple[Engine, ThreadPoolExecutor]:
-    """The loaded, warm and right engine, and its worker threads. Raises SttError."""
-    loaded = load(settings)
-    pool = ThreadPoolExecutor(loaded.engine.info.capacity, thread_name_prefix="decode")
-    warm_up(loaded, pool)
+async def start_engine(load_engine: Callable[[], Loaded]) -> Engine:
+    """The loaded, warm and right engine. Raises SttError."""
+    loaded = await asyncio.get_running_loop().run_in_executor(None, load_engine)
+    await loaded.engine.start()
+    await prove(loaded)
     gc.collect()
     gc.freeze()  # what is loaded now lives for ever: full collections need not walk it
-    return loaded.engine, pool
+    return loaded.engine
+
+
+async def _close(engine: Engine) -> None:
+    try:
+        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            await engine.close()
+    except Exception as error:  # noqa: BLE001 - the process leaves, whatever it was
+        log("fault", error=repr(error)[:500])
 
 
 # --- the process -----------------------------------------------------------------------------------------------------
@@ -259,9 +342,12 @@ def main() -> None:
 
 async def _live(connection: socket.socket, settings: Mapping[str, Any]) -> NoReturn:
     try:
-        reason = await run(connection, settings)
+        reason = await run(connection, functools.partial(load, settings))
     except SttError as error:
         reason = error.message
+    except Exception as error:  # noqa: BLE001 - the process's edge: leave now, not when threads and children have ended
+        traceback.print_exc()
+        reason = repr(error)[:500]
     log("stopped", reason=reason)
     os._exit(1 if reason else 0)  # sys.exit would wait for workers that are deep in native code
 

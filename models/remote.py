@@ -56,11 +56,12 @@ Setting = str | int | float | bool | None | tuple[float, ...]
 class RemoteConfig:
     """How to run an engine process.
 
-    ``engine``: its "kind" ("ctranslate", "scripted") and the fields of that kind's config, all JSON values.
+    ``engine``: its "kind" (those that models.host loads) and the fields of that kind's config, all JSON values.
     ``interpreter``: the Python that has the engine's libraries. ``working_dir``: where it runs and finds the
     package ``models``, so paths in ``engine`` should be absolute.
     ``start_timeout_s``: from launch to ready, which includes reading the weights. ``request_timeout_s``: the longest
     that one decode may take before the process counts as stuck. ``max_pending``: requests held, waiting or in flight.
+    One that its caller has given up counts until the engine lets go of it, so twice the engine's capacity is the least.
     ``max_attempts``: how often a request may take the engine down before it is given up, and how often in a row the
     process may fail to start before the held requests are. A process that does not reply to a ping within
     ``heartbeat_timeout_s`` is replaced, too. The pause before restart n in a row is ``backoff_s`` * 2**n.

@@ -170,7 +170,7 @@ class ScriptedRecognizer:
 
 
 class ScriptedEngine:
-    """The synchronous twin, for the engine process. Raises RecognizerFailed from ``fail_load``."""
+    """The twin that blocks, for the engine process. Raises RecognizerFailed from ``fail_load``."""
 
     def __init__(self, config: ScriptedConfig) -> None:
         self._config = config
@@ -190,3 +190,32 @@ class ScriptedEngine:
             threading.Event().wait()
         time.sleep(self._config.delay_s)
         return self._config.answer(request)
+
+
+class ScriptedAsyncEngine:
+    """The twin that is awaited, for the engine process. A cancelled decode ends at once, even one that hangs."""
+
+    def __init__(self, config: ScriptedConfig) -> None:
+        self._config = config
+
+    @property
+    def info(self) -> RecognizerInfo:
+        return self._config.info
+
+    async def start(self) -> None:
+        """Raises RecognizerFailed from ``fail_load``."""
+        await asyncio.sleep(self._config.load_s)
+        if self._config.fail_load:
+            raise RecognizerFailed(self._config.fail_load)
+
+    async def decode(self, request: DecodeRequest) -> Hypothesis:
+        words = read_words(request.audio, request.start_sample)
+        if self._config.says(self._config.crash_on, words):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._config.says(self._config.hang_on, words):
+            await asyncio.Event().wait()
+        await asyncio.sleep(self._config.delay_s)
+        return self._config.answer(request)
+
+    async def close(self) -> None:
+        """Nothing is held."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,8 +32,8 @@ async def scripted() -> AsyncIterator[Case]:
 
 
 @asynccontextmanager
-async def scripted_process() -> AsyncIterator[Case]:
-    config = RemoteConfig(engine={"kind": "scripted", "capacity": 2, "delay_s": 0.01})
+async def scripted_process(kind: str) -> AsyncIterator[Case]:
+    config = RemoteConfig(engine={"kind": kind, "capacity": 2, "delay_s": 0.01})
     async with running(config) as recognizer:
         yield Case(recognizer, scripted_sentence)
 
@@ -73,7 +74,8 @@ def clip_sentence(n: int) -> tuple[Pcm16, str]:
 
 IMPLEMENTATIONS: dict[str, Callable[[], AbstractAsyncContextManager[Case]]] = {
     "scripted": scripted,
-    "scripted-process": scripted_process,
+    "scripted-process": partial(scripted_process, "scripted"),
+    "scripted-async-process": partial(scripted_process, "scripted_async"),
     "ctranslate-process": ctranslate_process,
 }
 
@@ -86,6 +88,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     params=[
         "scripted",
         "scripted-process",
+        "scripted-async-process",
         pytest.param("ctranslate-process", marks=[pytest.mark.real, pytest.mark.slow]),
     ],
 )

@@ -1,19 +1,19 @@
 """The default engine with real weights: what it hears, what it refuses to hear, and what its answers always are."""
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from ctranslate2 import StorageView
 from faster_whisper.feature_extractor import FeatureExtractor
 
 from bench.corpus import read_audio
 from models import silence_tail, whisper_text
-from models.ctranslate import CtranslateConfig, CtranslateWhisper, _Plan
+from models.ctranslate import CtranslateConfig, CtranslateWhisper
+from models.ladder import Align, Backend, Decode, Decoded
 from streaming.errors import RecognizerFailed
-from streaming.types import DecodeOptions, DecodeRequest, Hypothesis, Pcm16, Priority, Task, Word
+from streaming.types import DecodeOptions, DecodeRequest, Float32, Hypothesis, Pcm16, Priority, Task
 from tests.support.corpus import corpus_row
 from tests.support.weights import require_weights
 
@@ -201,9 +201,23 @@ def test_a_final_keeps_what_was_committed_even_over_silence(base: CtranslateWhis
 class EndsEarly(CtranslateWhisper):
     """Loses all but the first four tokens of anything longer than 8.5 s, as real models sometimes do."""
 
-    def _words(self, plan: _Plan, states: StorageView, said: Sequence[int], prefix: Sequence[int]) -> tuple[Word, ...]:
-        kept = said[:4] if plan.audio_samples > 8.5 * 16_000 else said
-        return super()._words(plan, states, kept, prefix)
+    def _backend(self, audio: Float32) -> Backend:
+        return Forgetful(super()._backend(audio))
+
+
+class Forgetful:
+    """The backend of ``EndsEarly``."""
+
+    def __init__(self, inner: Backend) -> None:
+        self.detect, self.align = inner.detect, inner.align
+        self._inner = inner
+
+    def decode(self, step: Decode) -> Decoded:
+        decoded = self._inner.decode(step)
+        if step.window.samples <= 8.5 * 16_000:
+            return decoded
+        kept = tuple(decoded.tokens[:4])
+        return replace(decoded, tokens=kept, timing=self.align(Align(step.window, step.start, (*step.prefix, *kept))))
 
 
 @pytest.mark.real

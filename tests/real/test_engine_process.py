@@ -24,6 +24,7 @@ from streaming.types import DecodeRequest, Hypothesis, Priority, RecognizerInfo
 
 ROOT = Path(__file__).parents[2]
 HARMLESS = VOCABULARY[:24]
+both_kinds = pytest.mark.parametrize("kind", ["scripted", "scripted_async"])
 
 
 @dataclass
@@ -57,7 +58,7 @@ class Witness:
 async def engine(witness: Witness | None = None, **settings: Any) -> AsyncIterator[RemoteRecognizer]:
     """A running scripted engine; ``settings`` go to RemoteConfig or, where it has no such field, to the engine."""
     remote = {name: settings.pop(name) for name in list(settings) if name in RemoteConfig.__dataclass_fields__}
-    config = RemoteConfig(engine={"kind": "scripted", **settings}, **({"backoff_s": 0.01} | remote))
+    config = RemoteConfig(engine={"kind": "scripted"} | settings, **({"backoff_s": 0.01} | remote))
     recognizer = RemoteRecognizer(config, (witness or Witness()).observer())
     await recognizer.start()
     try:
@@ -91,10 +92,11 @@ async def gone(pid: int, within_s: float = 10.0) -> bool:
 # --- death -----------------------------------------------------------------------------------------------------------
 
 
+@both_kinds
 @pytest.mark.parametrize("seed", range(3))
-async def test_killed_at_any_moment_each_request_is_answered_once_and_rightly(seed: int) -> None:
+async def test_killed_at_any_moment_each_request_is_answered_once_and_rightly(seed: int, kind: str) -> None:
     chance = random.Random(seed)
-    async with engine(capacity=3, delay_s=0.01, max_attempts=50) as recognizer:
+    async with engine(kind=kind, capacity=3, delay_s=0.01, max_attempts=50) as recognizer:
         tasks = [asyncio.create_task(recognizer.decode(saying(HARMLESS[n % 24], request_id=n))) for n in range(60)]
         for _ in range(3):
             # Wait for some answers, then for a moment inside the decodes that follow.
@@ -152,9 +154,10 @@ def test_a_restart_whose_process_dies_before_it_is_told_what_to_load_is_tried_ag
     assert len(interpreters) == 3
 
 
-async def test_a_poisonous_request_is_given_up_and_takes_no_other_with_it() -> None:
+@both_kinds
+async def test_a_poisonous_request_is_given_up_and_takes_no_other_with_it(kind: str) -> None:
     witness = Witness()
-    async with engine(witness, capacity=4, delay_s=0.02, crash_on="zulu") as recognizer:
+    async with engine(witness, kind=kind, capacity=4, delay_s=0.02, crash_on="zulu") as recognizer:
         words = [*HARMLESS[:10], "zulu", *HARMLESS[10:20]]
         results = await asyncio.gather(*(recognizer.decode(saying(word)) for word in words), return_exceptions=True)
         failed = results.pop(10)
@@ -164,10 +167,11 @@ async def test_a_poisonous_request_is_given_up_and_takes_no_other_with_it() -> N
         assert witness.gave_up == 1
 
 
-async def test_a_stuck_engine_is_noticed_killed_and_the_others_asked_again() -> None:
+@both_kinds
+async def test_a_stuck_engine_is_noticed_killed_and_the_others_asked_again(kind: str) -> None:
     witness = Witness()
     async with engine(
-        witness, capacity=2, hang_on="zulu", request_timeout_s=0.5, max_attempts=2, delay_s=0.01
+        witness, kind=kind, capacity=2, hang_on="zulu", request_timeout_s=0.5, max_attempts=2, delay_s=0.01
     ) as recognizer:
         words = ["zulu", *HARMLESS[:10]]
         results = await asyncio.gather(*(recognizer.decode(saying(word)) for word in words), return_exceptions=True)
@@ -205,9 +209,10 @@ async def test_a_typed_failure_reaches_its_caller_and_costs_no_restart() -> None
         assert recognizer.restarts == 0
 
 
-async def test_a_request_the_engine_breaks_on_is_tried_again_in_a_fresh_process() -> None:
+@both_kinds
+async def test_a_request_the_engine_breaks_on_is_tried_again_in_a_fresh_process(kind: str) -> None:
     witness = Witness()
-    async with engine(witness, fault_on="zulu") as recognizer:
+    async with engine(witness, kind=kind, fault_on="zulu") as recognizer:
         with pytest.raises(RecognizerFailed, match="OSError"):
             await recognizer.decode(saying("zulu"))
         assert recognizer.restarts == 1
@@ -251,6 +256,18 @@ async def test_a_cancelled_request_that_waits_is_never_decoded() -> None:
         assert recognizer.restarts == 0
 
 
+async def test_an_engine_that_is_awaited_gives_up_what_it_has_begun() -> None:
+    async with engine(kind="scripted_async", capacity=2, hang_on="zulu") as recognizer, asyncio.timeout(30):
+        stuck = asyncio.create_task(recognizer.decode(saying("zulu")))
+        assert (await recognizer.decode(saying("alpha"))).text == "alpha"  # asked later, so the other has begun
+        stuck.cancel()
+        stuck_too = asyncio.create_task(recognizer.decode(saying("zulu")))
+        await asyncio.sleep(0)
+        assert (await recognizer.decode(saying("bravo"))).text == "bravo"
+        stuck_too.cancel()
+        assert recognizer.restarts == 0
+
+
 # --- start and end ---------------------------------------------------------------------------------------------------
 
 
@@ -258,11 +275,15 @@ async def test_a_cancelled_request_that_waits_is_never_decoded() -> None:
     ("settings", "expected"),
     [
         ({"engine": {"kind": "scripted", "fail_load": "no weights here"}}, "no weights here"),
+        ({"engine": {"kind": "scripted_async", "fail_load": "no weights here"}}, "no weights here"),
         ({"engine": {"kind": "scripted", "garble": True}}, "0% of the warm-up sentence"),
+        ({"engine": {"kind": "scripted_async", "garble": True}}, "0% of the warm-up sentence"),
         ({"engine": {"kind": "scripted", "capacity": 0}}, "at least 1"),
         ({"engine": {"kind": "scripted", "colour": "red"}}, "colour"),
         ({"engine": {"kind": "steam"}}, "no engine of kind 'steam'"),
+        ({"engine": {"kind": "scripted", "fault_on": "bravo"}}, "scripted fault"),
         ({"engine": {"kind": "scripted", "load_s": 60}, "start_timeout_s": 0.5}, "not ready after 0.5 s"),
+        ({"engine": {"kind": "scripted_async", "load_s": 60}, "start_timeout_s": 0.5}, "not ready after 0.5 s"),
         ({"engine": {"kind": "scripted"}, "interpreter": "/does/not/exist"}, "No such file"),
         ({"engine": {"kind": "scripted"}, "interpreter": "/bin/true"}, "the process ended"),
     ],

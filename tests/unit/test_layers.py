@@ -14,6 +14,7 @@ CORE_LIBRARIES = {"numpy", "soxr"}
 CORE_FOR_MODELS = {f"streaming.{name}" for name in ("types", "ports", "errors", "audio", "config")}
 HEAVY = {"ctranslate2", "faster_whisper", "torch", "transformers", "vllm"}
 ENGINE_ONLY = {"models.host", "models.ctranslate"}
+PURE_MODELS = ("ladder", "whisper_text", "silence_tail", "framing")
 
 
 def modules(package: str) -> Iterator[tuple[str, Path]]:
@@ -83,6 +84,13 @@ def test_models_know_of_the_core_only_its_vocabulary(path: Path) -> None:
     found = imports(path)
     assert of_package(found, "app") == set()
     assert of_package(found, "streaming") <= CORE_FOR_MODELS
+
+
+@pytest.mark.parametrize("name", PURE_MODELS)
+def test_what_all_engines_share_is_as_pure_as_the_core(name: str) -> None:
+    tops = {top(other) for other in imports(ROOT / "models" / f"{name}.py")}
+    assert tops & FORBIDDEN_IN_THE_CORE == set()
+    assert tops - CORE_LIBRARIES - {"streaming", "models"} <= sys.stdlib_module_names
 
 
 @parametrized("app/transports")
