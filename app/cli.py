@@ -1,11 +1,12 @@
-"""The ``hark`` command: serve, transcribe, stream, mic, fetch."""
+"""The ``hark`` command: serve, transcribe, stream, mic, fetch, space."""
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,8 +14,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.text import Text
 
 from app import client
-from app.settings import Engine, Settings, load_settings
+from app.settings import Engine, Settings, environment_value, load_settings
 from streaming.errors import SttError
+
+if TYPE_CHECKING:  # loaded by the commands that need it
+    from app.space import Hub, Order
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -181,6 +185,79 @@ def _run_client(
     except (SttError, client.StreamRefused, OSError) as error:
         raise _fail(str(error) or type(error).__name__) from None
     raise typer.Exit(code)
+
+
+# --- the Hugging Face Space ------------------------------------------------------------------------------------------
+
+spaces = typer.Typer(no_args_is_help=True, help="The Hugging Face Space that space.yaml describes.")
+app.add_typer(spaces, name="space")
+SpaceName = Annotated[str, typer.Argument(help="OWNER/NAME of the Space.")]
+Project = Annotated[Path, typer.Option(help="The directory with space.yaml.")]
+Flavor = Annotated[str | None, typer.Option(help="Ask for this one of space.yaml's hardware alone.")]
+Secrets = Annotated[
+    list[str], typer.Option("--secret", help="NAME or NAME=VARIABLE: send the secret; its value is in the environment.")
+]
+Private = Annotated[bool, typer.Option("--private", help="For the owner's eyes alone.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print every call that would be made, and make none.")]
+
+
+@spaces.command()
+def create(
+    name: SpaceName,
+    project: Project = Path(),
+    hardware: Flavor = None,
+    secret: Secrets = [],  # noqa: B006 - typer copies it
+    private: Private = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Make a new Space and upload the project."""
+    with _hub(dry_run=dry_run) as hub:
+        hub.create(name, project, _order(project, hardware, secret, private=private))
+
+
+@spaces.command()
+def duplicate(
+    source: Annotated[str, typer.Argument(help="OWNER/NAME of the Space to copy.")],
+    name: SpaceName,
+    project: Project = Path(),
+    hardware: Flavor = None,
+    secret: Secrets = [],  # noqa: B006 - typer copies it
+    private: Private = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Copy somebody's Space into your account, with hardware, variables and secrets of your own."""
+    with _hub(dry_run=dry_run) as hub:
+        hub.duplicate(source, name, _order(project, hardware, secret, private=private))
+
+
+@spaces.command()
+def push(name: SpaceName, project: Project = Path(), dry_run: DryRun = False) -> None:
+    """Bring a Space's files to the project's, in one commit."""
+    from app import space
+
+    with _hub(dry_run=dry_run) as hub:
+        hub.push(name, space.load(project), project)
+
+
+def _order(project: Path, flavor: str | None, secrets: list[str], *, private: bool) -> "Order":
+    from app import space
+
+    description = space.load(project)
+    return space.make_order(
+        description, flavor=flavor, secrets=secrets, private=private or None, value_of=environment_value
+    )
+
+
+@contextlib.contextmanager
+def _hub(*, dry_run: bool) -> "Iterator[Hub]":
+    """The hub, or a rehearsal of it; what goes wrong with it ends the command with its reason."""
+    from app import space
+
+    try:
+        with space.dry_run(_complain, print) if dry_run else space.connected(_complain) as hub:
+            yield hub
+    except space.SpaceError as error:
+        raise _fail(str(error)) from None
 
 
 def main() -> None:

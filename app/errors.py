@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
+from app.access import TooManyRequests
 from app.wire.openai_http import BadField
 from streaming.errors import BadAudio, ClientError, Overloaded, SttError
 
@@ -21,9 +22,28 @@ CLOSE_BAD_AUDIO = 1007
 CLOSE_POLICY = 1008
 CLOSE_INTERNAL = 1011
 CLOSE_TRY_AGAIN = 1013
+CLOSE_BAD_PARAMETERS = 4400  # 4xxx is the application's own range; 4400 reads as HTTP's 400
 
 # Codes whose HTTP status is more precise than their type's.
-_STATUS_BY_CODE = {"upload_too_large": 413, "upload_stalled": 408, "not_multipart": 415, "model_not_found": 404}
+_STATUS_BY_CODE = {
+    "upload_too_large": 413,
+    "upload_stalled": 408,
+    "not_multipart": 415,
+    "model_not_found": 404,
+    "unknown_connection": 404,
+    "connection_exists": 409,
+    "unauthorized": 401,
+    "forbidden_origin": 403,
+    "too_many_requests": 429,
+}
+
+# Likewise for the close code.
+_CLOSE_BY_CODE = {
+    **dict.fromkeys(("bad_parameter", "unknown_parameter", "unknown_language"), CLOSE_BAD_PARAMETERS),
+    "unauthorized": 4401,
+    "forbidden_origin": 4403,
+    "too_many_requests": 4429,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +56,8 @@ class Surface:
 
     @property
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        challenge = {"WWW-Authenticate": "Bearer"} if self.http_status == 401 else {}
+        return challenge | ({} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)})
 
 
 def surface(error: SttError) -> Surface:
@@ -47,7 +68,9 @@ def surface(error: SttError) -> Surface:
         case BadAudio():
             return Surface(_STATUS_BY_CODE.get(error.code, 400), CLOSE_BAD_AUDIO)
         case ClientError():
-            return Surface(_STATUS_BY_CODE.get(error.code, 400), CLOSE_POLICY)
+            close_code = _CLOSE_BY_CODE.get(error.code, CLOSE_POLICY)
+            retry_after_s = math.ceil(error.retry_after_s) if isinstance(error, TooManyRequests) else None
+            return Surface(_STATUS_BY_CODE.get(error.code, 400), close_code, retry_after_s)
         case _:
             return Surface(500, CLOSE_INTERNAL)
 

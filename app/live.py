@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
+from streaming.audio import SAMPLE_RATE
 from streaming.config import AudioFormat
 from streaming.errors import BadAudio, BadMessage, ClientError, SttError
 from streaming.events import (
@@ -54,6 +55,13 @@ class Eof:
 
 
 @dataclass(frozen=True, slots=True)
+class Complaint:
+    """Something the client did wrong that the stream survives."""
+
+    error: SttError
+
+
+@dataclass(frozen=True, slots=True)
 class Lag:
     """A heartbeat: how much audio came and up to where it is answered, in samples at 16 kHz."""
 
@@ -61,14 +69,7 @@ class Lag:
     covered_samples: int
 
 
-@dataclass(frozen=True, slots=True)
-class Complaint:
-    """Something the client did wrong that the stream survives."""
-
-    error: SttError
-
-
-Command = Audio | Gap | Commit | Eof
+Command = Audio | Gap | Commit | Eof | Complaint
 ToClient = ClientEvent | Lag | Complaint
 
 
@@ -159,6 +160,7 @@ class LiveSession:
         self._observe = observe
         self._config = config
         self._slice_bytes = max(1, audio.sample_rate_hz * config.slice_ms // 1000) * audio.frame_bytes
+        self._slice_samples = SAMPLE_RATE * config.slice_ms // 1000
         self._decodes: dict[int, asyncio.Task[None]] = {}
         self._progress = asyncio.Event()
         self._done = asyncio.Event()
@@ -213,12 +215,18 @@ class LiveSession:
                     if self._finishing.is_set():
                         return
             case Gap(samples):
-                self._carry_out(self._session.receive_gap(samples))
+                for start in range(0, samples, self._slice_samples):
+                    self._carry_out(self._session.receive_gap(min(self._slice_samples, samples - start)))
+                    await self._room()
+                    if self._finishing.is_set():
+                        return
             case Commit():
                 self._carry_out(self._session.receive_commit())
             case Eof():
                 self._ended = True
                 self._carry_out(self._session.receive_eof())
+            case Complaint(error):
+                self._complain(error)
 
     async def _room(self) -> None:
         """Let others run; wait while this session has too many finals out."""
@@ -232,7 +240,7 @@ class LiveSession:
             await asyncio.sleep(self._config.lag_interval_s)
             self._put(Lag(self._session.received_samples, self._session.covered_samples))
 
-    def _complain(self, error: BadAudio | BadMessage) -> None:
+    def _complain(self, error: SttError) -> None:
         """Wrong audio ends the stream (the rest would be noise too); a wrong message does not, unless they go on."""
         if isinstance(error, BadAudio):
             self._unusable = error

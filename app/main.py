@@ -5,26 +5,29 @@ import contextlib
 import gc
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 import uvicorn
-from fastapi import FastAPI
-from fastapi.responses import FileResponse
-from fastapi.staticfiles import StaticFiles
+from fastapi import Depends, FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from app.access import Access, AccessConfig
 from app.admission import Admission
 from app.dispatch import DispatchConfig, Dispatcher, DispatchObserver
 from app.errors import install_error_handlers
 from app.files import FileTranscriber, Transcript
 from app.media import MediaLimits
+from app.rtc import ice, interfaces, jitter
+from app.rtc.connection import RtcConfig
 from app.service import Service
-from app.settings import Engine, Settings
+from app.settings import Engine, Settings, Turn, environment_value, listed
 from app.telemetry import Metrics, StreamTelemetry
-from app.transports import http, ops, websocket
+from app.transports import http, ops, webrtc, websocket
+from app.ui import mount_page
 from models import weights
 from models.remote import RemoteConfig, RemoteObserver, RemoteRecognizer
 from models.scripted import ScriptedDetector
@@ -33,7 +36,6 @@ from streaming.errors import RecognizerFailed
 from streaming.ports import Recognizer, SpeechDetector
 from streaming.types import DecodeOptions, DecodeRequest, Hypothesis, RecognizerInfo
 
-_STATIC = Path(__file__).parent / "static"
 _DEAD_PEER_MS = 30_000
 _UNSENT_BYTES = 16_384  # a minute of partials; by default the kernel would take up to 4 MB
 
@@ -131,7 +133,10 @@ def create_app(settings: Settings) -> FastAPI:
         new_detectors=pending.detectors,
         sessions=Admission(settings.max_sessions, "streams"),
         files=Admission(settings.max_files, "places for recordings"),
+        access=_access(settings),
     )
+
+    rtc = _web_rtc(service)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -141,21 +146,19 @@ def create_app(settings: Settings) -> FastAPI:
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
+            await rtc.close()
             if pending.engine is not None:
                 await pending.engine.close()
 
     app = FastAPI(title="Hark", version="0.1.0", lifespan=lifespan, docs_url="/docs", redoc_url=None)
     app.state.service = service
     install_error_handlers(app)
+    _let_pages_in(app, settings)
     app.include_router(websocket.routes(service))
-    app.include_router(http.routes(_file_service(service)))
+    app.include_router(rtc.routes)
+    app.include_router(http.routes(_file_service(service)), dependencies=[Depends(_asks_for_key(service.access))])
     app.include_router(ops.routes(service))
-    app.mount("/static", StaticFiles(directory=_STATIC), name="static")
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        return FileResponse(_STATIC / "index.html")
-
+    mount_page(app)
     return app
 
 
@@ -209,6 +212,57 @@ class _Telemetered:
             raise
         self._service.metrics.files.labels("done").inc()
         return transcripts
+
+
+def _access(settings: Settings) -> Access:
+    keys = listed(settings.api_keys.get_secret_value())
+    return Access(AccessConfig(frozenset(listed(settings.allowed_origins)), tuple(keys), settings.streams_per_minute))
+
+
+def _asks_for_key(access: Access) -> Callable[[Request], Awaitable[None]]:
+    async def check(request: Request) -> None:
+        access.check_key(request)
+
+    return check
+
+
+def _let_pages_in(app: FastAPI, settings: Settings) -> None:
+    """Tells browsers that pages of the allowed origins may read what they are answered."""
+    origins = listed(settings.allowed_origins)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+            expose_headers=["Retry-After", http.INCOMPLETE_HEADER],
+        )
+
+
+def _web_rtc(service: Service) -> webrtc.WebRtc:
+    settings = service.settings
+    jitter.install()
+    if settings.rtc_host:
+        interfaces.offer_only(settings.rtc_host)
+    config = RtcConfig(connect_timeout_s=settings.rtc_connect_timeout_s)
+    return webrtc.WebRtc(service, _ice_source(settings, service.logger), config)
+
+
+def _ice_source(settings: Settings, logger: structlog.stdlib.BoundLogger) -> ice.IceSource:
+    name, credential = settings.turn_username, settings.turn_credential.get_secret_value()
+    match settings.turn:
+        case Turn.NONE:
+            return ice.FixedIce()
+        case Turn.STATIC:
+            server = ice.IceServer(tuple(listed(settings.turn_urls)), name or None, credential or None)
+            return ice.FixedIce(ice.IceServers((server,)))
+        case Turn.CLOUDFLARE:
+            request = ice.cloudflare(name, credential)
+        case Turn.TWILIO:
+            request = ice.twilio(name, credential)
+        case Turn.HUGGING_FACE:
+            request = ice.hugging_face(credential or environment_value("HF_TOKEN") or "")
+    return ice.KeptIce(ice.Provider(request), logger)
 
 
 def _file_service(service: Service) -> http.FileService:
@@ -321,6 +375,7 @@ def serve(settings: Settings, sock: socket.socket) -> None:
         log_config=None,
         log_level="warning",  # at "info" it logs each stream's query, which may hold a prompt
         access_log=False,
+        forwarded_allow_ips=settings.trusted_proxies,
         timeout_graceful_shutdown=5,
         lifespan="on",
     )

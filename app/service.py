@@ -1,12 +1,14 @@
 """What every transport needs: one object, put together by the composition root and passed in."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
 
+from app.access import Access
 from app.admission import Admission
 from app.dispatch import Dispatcher
 from app.live import LiveConfig
@@ -44,6 +46,7 @@ class Service:
     new_detectors: Callable[[int], list[SpeechDetector]]
     sessions: Admission
     files: Admission
+    access: Access
     live_config: LiveConfig = field(default_factory=LiveConfig)
     live: set[Stream] = field(default_factory=set)
     failure: str = ""  # why the engine could not be started; the service is of no use then
@@ -57,6 +60,16 @@ class Service:
             raise Overloaded(
                 "the engine is still starting; try again in a few seconds", code="starting", retry_after_s=3
             ) from None
+
+    @contextmanager
+    def stream_slot(self) -> Iterator[None]:
+        """A live stream's place, over whatever transport. Raises Overloaded where there is none."""
+        try:
+            with self.sessions.slot():
+                self.metrics.sessions.set(self.sessions.open)
+                yield
+        finally:
+            self.metrics.sessions.set(self.sessions.open)
 
     async def drain(self) -> None:
         """Let nobody in, end every stream after the audio it has sent, and wait for the finals to go out."""

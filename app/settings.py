@@ -8,7 +8,7 @@ import sys
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -17,6 +17,16 @@ class Engine(StrEnum):
 
     CTRANSLATE = "ctranslate"
     SCRIPTED = "scripted"  # no model: for work on pages and clients
+
+
+class Turn(StrEnum):
+    """Where WebRTC's STUN and TURN servers come from."""
+
+    NONE = "none"
+    STATIC = "static"
+    CLOUDFLARE = "cloudflare"
+    HUGGING_FACE = "hugging_face"
+    TWILIO = "twilio"
 
 
 class Settings(BaseSettings):
@@ -54,6 +64,24 @@ class Settings(BaseSettings):
     send_timeout_s: float = Field(20.0, gt=0, description="a client that does not read for this long is dropped")
     drain_timeout_s: float = Field(20.0, ge=0, description="time for the last finals after SIGTERM")
 
+    rtc_host: str = Field("", description="address that WebRTC uses; empty: each of the machine's but loopback")
+    rtc_connect_timeout_s: float = Field(10.0, gt=0, description="a WebRTC offer that leads to no connection ends")
+    rtc_audio_timeout_s: float = Field(5.0, ge=2, description="a WebRTC stream without audio is closed after this")
+
+    turn: Turn = Field(Turn.NONE, description="TURN servers, for clients that UDP does not reach (docs/protocol.md)")
+    turn_urls: str = Field("", description="for `static`: the URLs, with commas between them")
+    turn_username: str = Field("", description="user name; Cloudflare's key id; Twilio's account SID")
+    turn_credential: SecretStr = Field(
+        SecretStr(""),
+        validate_default=True,
+        description="password or token; `hugging_face` takes `HF_TOKEN` where this is empty",
+    )
+
+    allowed_origins: str = Field("", description="other sites whose pages may use the service, with commas; `*`: all")
+    api_keys: SecretStr = Field(SecretStr(""), description="keys, with commas; empty: no key is asked for")
+    streams_per_minute: int = Field(0, ge=0, description="streams that an address may open in a minute; 0: any number")
+    trusted_proxies: str = Field("127.0.0.1", description="proxies whose `X-Forwarded-For` is believed; `*`: all")
+
     max_upload_bytes: int = Field(1_024 * 2**20, ge=1_024, description="longest upload")
     max_file_s: float = Field(6 * 3600.0, gt=0, description="longest recording that is transcribed")
     max_files: int = Field(8, ge=1, description="recordings transcribed at once; beyond that 503")
@@ -68,6 +96,16 @@ class Settings(BaseSettings):
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least level of a log line")
     log_text: bool = Field(False, description="write what was said to the log")
 
+    @field_validator("turn_credential")
+    @classmethod
+    def _turn_is_complete(cls, credential: SecretStr, info: ValidationInfo) -> SecretStr:
+        turn, urls, username = (info.data.get(name, "") for name in ("turn", "turn_urls", "turn_username"))
+        if turn == Turn.STATIC and not all(url.startswith(("stun", "turn")) for url in listed(urls) or ["none"]):
+            raise ValueError("static needs HARK_TURN_URLS, such as turn:turn.example.org:3478?transport=udp")
+        if turn in (Turn.CLOUDFLARE, Turn.TWILIO) and not (username and credential.get_secret_value()):
+            raise ValueError(f"{turn} needs HARK_TURN_USERNAME and HARK_TURN_CREDENTIAL")
+        return credential
+
     @property
     def resolved_threads(self) -> int:
         """Threads a decode: few, so that several can run. docs/performance.md has a run with two on two cores."""
@@ -76,6 +114,11 @@ class Settings(BaseSettings):
     @property
     def resolved_workers(self) -> int:
         return self.workers or max(1, min(8, _cores() // self.resolved_threads))
+
+
+def listed(text: str) -> list[str]:
+    """A setting with commas, as its parts."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _cores() -> int:
@@ -95,3 +138,8 @@ def load_settings(**overrides: object) -> Settings:
     except ValidationError as error:
         lines = [f"HARK_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors()]
         raise ValueError("\n".join(lines)) from None
+
+
+def environment_value(name: str) -> str | None:
+    """A variable that is no setting: the value of a Space's secret, which nobody should write on a command line."""
+    return os.environ.get(name)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from pydantic import SecretStr
 from typer.core import TyperGroup
 
 from app import cli
@@ -65,6 +66,8 @@ def shown_default(name: str, value: object) -> str:
             return "Hark's own"
         case "cache_dir", _:
             return "`~/.cache/hark`"
+        case _, "" | SecretStr():
+            return "none"
         case _, bool():
             return f"`{str(value).lower()}`"
         case _, Enum():
