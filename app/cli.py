@@ -59,7 +59,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on (HARK_HOST).")] = None,
     port: Annotated[int | None, typer.Option(help="Port (HARK_PORT).")] = None,
     model: Annotated[str | None, typer.Option(help="Model name, hub repository or directory (HARK_MODEL).")] = None,
-    engine: Annotated[str | None, typer.Option(help="ctranslate or scripted (HARK_ENGINE).")] = None,
+    engine: Annotated[str | None, typer.Option(help="ctranslate, vllm or scripted (HARK_ENGINE).")] = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Show every setting and leave.")] = False,
 ) -> None:
     """Serve the page and the API."""

@@ -118,7 +118,13 @@ async def stream(
 
 async def _connect(address: str, url: str) -> websockets.ClientConnection:
     try:
-        return await websockets.connect(address, max_size=2**22, compression=None)
+        return await websockets.connect(
+            address,
+            max_size=2**22,
+            compression=None,
+            # Audio that is sent faster than it is heard makes the service stop reading, and its pongs wait behind it.
+            ping_timeout=None,
+        )
     except (ConnectionError, TimeoutError):
         why = ""
     except (OSError, websockets.WebSocketException) as error:

@@ -5,9 +5,11 @@ import contextlib
 import gc
 import signal
 import socket
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 import uvicorn
@@ -21,20 +23,24 @@ from app.dispatch import DispatchConfig, Dispatcher, DispatchObserver
 from app.errors import install_error_handlers
 from app.files import FileTranscriber, Transcript
 from app.media import MediaLimits
-from app.rtc import ice, interfaces, jitter
-from app.rtc.connection import RtcConfig
+from app.rtc import ice
+from app.rtc.config import RtcConfig
 from app.service import Service
 from app.settings import Engine, Settings, Turn, environment_value, listed
 from app.telemetry import Metrics, StreamTelemetry
 from app.transports import http, ops, webrtc, websocket
 from app.ui import mount_page
 from models import weights
-from models.remote import RemoteConfig, RemoteObserver, RemoteRecognizer
+from models.catalog import Layout
+from models.remote import RemoteConfig, RemoteObserver, RemoteRecognizer, Setting
 from models.scripted import ScriptedDetector
 from models.silero import SileroModel
 from streaming.errors import RecognizerFailed
 from streaming.ports import Recognizer, SpeechDetector
 from streaming.types import DecodeOptions, DecodeRequest, Hypothesis, RecognizerInfo
+
+if TYPE_CHECKING:
+    from app.rtc.connection import Connection
 
 _DEAD_PEER_MS = 30_000
 _UNSENT_BYTES = 16_384  # a minute of partials; by default the kernel would take up to 4 MB
@@ -54,58 +60,67 @@ def weights_config(settings: Settings) -> weights.WeightsConfig:
 
 def fetch(names: Sequence[str], settings: Settings, progress: weights.ProgressSink) -> dict[str, Path]:
     """The models' directories, and the speech detector too; fetched if need be. Raises WeightsNotFound."""
-    found = weights.locate_all(names, weights_config(settings), progress)
+    found = weights.locate_all(names, weights_config(settings), progress, _layout(settings))
     weights.locate_vad(weights_config(settings), progress)
     return found
 
 
 def assemble(settings: Settings, observer: RemoteObserver | None = None) -> Parts:
     """Find the weights (fetching them if need be) and prepare the engine. Blocks; raises WeightsNotFound."""
-    if settings.engine is Engine.SCRIPTED:
-        scripted = RemoteConfig(
-            engine={"kind": "scripted"},
-            interpreter=settings.engine_python,
-            start_timeout_s=settings.start_timeout_s,
-            request_timeout_s=settings.request_timeout_s,
-        )
-        return Parts(RemoteRecognizer(scripted, observer), lambda n: [ScriptedDetector() for _ in range(n)])
-    config = weights_config(settings)
-    directory = weights.locate(settings.model, config)
-    silero = SileroModel(weights.locate_vad(config))
     engine = RemoteConfig(
-        engine={
-            "kind": "ctranslate",
-            "model_dir": str(directory.resolve()),
-            "model_name": settings.model,
-            "device": settings.device,
-            "compute_type": settings.compute_type,
-            "workers": settings.resolved_workers,
-            "threads_per_worker": settings.resolved_threads,
-            "margin_s": settings.margin_s,
-            "shaped": not settings.full_window,
-        },
+        engine=_engine_settings(settings),
         interpreter=settings.engine_python,
         start_timeout_s=settings.start_timeout_s,
         request_timeout_s=settings.request_timeout_s,
     )
+    if settings.engine is Engine.SCRIPTED:
+        return Parts(RemoteRecognizer(engine, observer), lambda n: [ScriptedDetector() for _ in range(n)])
+    silero = SileroModel(weights.locate_vad(weights_config(settings)))
     return Parts(RemoteRecognizer(engine, observer), lambda n: [silero.detector() for _ in range(n)])
+
+
+def _layout(settings: Settings) -> Layout:
+    return Layout.TRANSFORMERS if settings.engine is Engine.VLLM else Layout.CTRANSLATE
+
+
+def _engine_settings(settings: Settings) -> dict[str, Setting]:
+    """The engine's kind, and what it is to load and how."""
+    if settings.engine is Engine.SCRIPTED:
+        return {"kind": "scripted"}
+    directory = weights.locate(settings.model, weights_config(settings), layout=_layout(settings))
+    common: dict[str, Setting] = {
+        "kind": settings.engine.value,
+        "model_dir": str(directory.resolve()),
+        "model_name": settings.model,
+        "margin_s": settings.margin_s,
+        "shaped": not settings.full_window,
+    }
+    if settings.engine is Engine.VLLM:  # how it runs is chosen from the device, in models/vllm_settings.py
+        return common
+    return common | {
+        "device": settings.device,
+        "compute_type": settings.compute_type,
+        "workers": settings.resolved_workers,
+        "threads_per_worker": settings.resolved_threads,
+    }
 
 
 class _Pending:
     """A recognizer whose parts are still being put together: refuses, as an engine that has not started does."""
 
     def __init__(self) -> None:
+        self.is_complete = False
         self.engine: RemoteRecognizer | None = None
         self.new_detectors: Callable[[int], list[SpeechDetector]] | None = None
 
     @property
     def ready(self) -> bool:
-        return self.engine is not None and self.engine.ready
+        return self.is_complete and self.engine is not None and self.engine.ready
 
     @property
     def info(self) -> RecognizerInfo:
-        if self.engine is None:
-            raise RuntimeError("the engine has not been started")
+        if self.engine is None or not self.is_complete:
+            raise RuntimeError("the service has not been started")
         return self.engine.info
 
     async def decode(self, request: DecodeRequest) -> Hypothesis:
@@ -140,7 +155,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        starting = asyncio.create_task(_start(pending, service))
+        starting = asyncio.create_task(_start(pending, service, rtc))
         try:
             yield
         finally:
@@ -166,12 +181,18 @@ def make_dispatcher(recognizer: Recognizer, observer: DispatchObserver) -> Dispa
     return Dispatcher(recognizer, DispatchConfig(), observer)
 
 
-async def _start(pending: _Pending, service: Service) -> None:
+async def _start(pending: _Pending, service: Service, rtc: webrtc.WebRtc) -> None:
     """Weights, engine, warm-up. A failure is logged and ends the service, which would be of no use."""
+    clock = asyncio.get_running_loop()
+    begun_s = clock.time()
+
+    def announce(info: RecognizerInfo, start_s: float) -> None:
+        service.logger.info("engine_ready", model=info.model, capacity=info.capacity, start_s=round(start_s, 2))
 
     def started(info: RecognizerInfo, start_s: float) -> None:
         service.metrics.engine_starts.inc()
-        service.logger.info("engine_ready", model=info.model, capacity=info.capacity, start_s=round(start_s, 2))
+        if pending.is_complete:  # else more is still to come
+            announce(info, start_s)
 
     observer = RemoteObserver(
         started=started,
@@ -179,13 +200,16 @@ async def _start(pending: _Pending, service: Service) -> None:
         log_line=lambda line: service.logger.info("engine_log", line=line),
     )
     try:
+        loading = asyncio.create_task(rtc.load())
         parts = await asyncio.to_thread(assemble, service.settings, observer)
         pending.engine, pending.new_detectors = parts.engine, parts.new_detectors
-        await parts.engine.start()
+        await asyncio.gather(parts.engine.start(), loading)
     except Exception as error:  # a task's edge: nobody else would see it
         service.failure = str(error) or repr(error)
         service.logger.error("engine_failed_to_start", reason=service.failure)
         raise
+    pending.is_complete = True
+    announce(pending.info, clock.time() - begun_s)
     # Everything loaded so far lives as long as the process: the collector need not walk it again, which is what makes
     # its pauses long.
     gc.collect()
@@ -240,12 +264,20 @@ def _let_pages_in(app: FastAPI, settings: Settings) -> None:
 
 
 def _web_rtc(service: Service) -> webrtc.WebRtc:
-    settings = service.settings
-    jitter.install()
-    if settings.rtc_host:
-        interfaces.offer_only(settings.rtc_host)
+    settings, logger = service.settings, service.logger
     config = RtcConfig(connect_timeout_s=settings.rtc_connect_timeout_s)
-    return webrtc.WebRtc(service, _ice_source(settings, service.logger), config)
+
+    def load() -> Callable[[ice.IceServers, uuid.UUID], "Connection"]:
+        """FastRTC brings Gradio with it, which takes seconds to import."""
+        from app.rtc import interfaces, jitter
+        from app.rtc.connection import Connection
+
+        jitter.install()
+        if settings.rtc_host:
+            interfaces.offer_only(settings.rtc_host)
+        return lambda servers, webrtc_id: Connection(config, servers, logger, str(webrtc_id))
+
+    return webrtc.WebRtc(service, _ice_source(settings, logger), config, load)
 
 
 def _ice_source(settings: Settings, logger: structlog.stdlib.BoundLogger) -> ice.IceSource:

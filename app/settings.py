@@ -16,6 +16,7 @@ class Engine(StrEnum):
     """Which recognizer runs in the engine process."""
 
     CTRANSLATE = "ctranslate"
+    VLLM = "vllm"  # for GPUs; with an interpreter of its own
     SCRIPTED = "scripted"  # no model: for work on pages and clients
 
 
@@ -36,13 +37,17 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
     port: int = Field(7860, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    model: str = Field("base", description="a Whisper size, a hub repository of a CTranslate2 model, or a directory")
-    engine: Engine = Field(Engine.CTRANSLATE, description="`scripted` needs no model: for work on pages and clients")
+    model: str = Field(
+        "base", description="a Whisper size, a hub repository or a directory; in Transformers' layout for `vllm`"
+    )
+    engine: Engine = Field(
+        Engine.CTRANSLATE, description="`vllm`: docs/vllm.md; `scripted` needs no model: for work on pages and clients"
+    )
     engine_python: str = Field(sys.executable, description="interpreter of the engine process")
-    device: str = Field("auto", pattern="^(auto|cpu|cuda)$", description="where Whisper runs")
-    compute_type: str = Field("auto", description="a CTranslate2 compute type; auto: int8 on CPU, float16 on CUDA")
-    workers: int = Field(0, ge=0, le=64, description="decodes at once; 0: by the number of cores")
-    threads: int = Field(0, ge=0, le=64, description="threads a decode; 0: by the number of cores")
+    device: str = Field("auto", pattern="^(auto|cpu|cuda)$", description="`ctranslate`: where Whisper runs")
+    compute_type: str = Field("auto", description="`ctranslate`: its compute type; auto: int8 on CPU, float16 on CUDA")
+    workers: int = Field(0, ge=0, le=64, description="`ctranslate`: decodes at once; 0: by the number of cores")
+    threads: int = Field(0, ge=0, le=64, description="`ctranslate`: threads a decode; 0: by the number of cores")
     margin_s: float = Field(3.0, ge=0.5, le=30.0, description="silence encoded after the audio (docs/performance.md)")
     full_window: bool = Field(False, description="always encode Whisper's 30 s window, as the reference does")
 
@@ -88,7 +93,7 @@ class Settings(BaseSettings):
 
     request_timeout_s: float = Field(60.0, gt=0, description="an engine silent for this long is restarted")
     start_timeout_s: float = Field(
-        300.0,
+        600.0,
         gt=0,
         description="time for the engine to get ready; a first start that fails ends the service, others are retried",
     )

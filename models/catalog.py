@@ -9,6 +9,7 @@ the hub's own means alone. Parameters: Radford et al. 2022 (table 1), openai/whi
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from types import MappingProxyType
 
 
@@ -89,6 +90,13 @@ class ModelSpec:
         return self.weights.repository
 
     @property
+    def original(self) -> str:
+        """The hub repository of the weights as they were published, in Transformers' layout."""
+        if self.name.startswith("distil-"):
+            return f"distil-whisper/{self.name}"
+        return f"openai/whisper-{self.name.removesuffix('-v1')}"  # the first large model has no number there
+
+    @property
     def languages(self) -> frozenset[str]:
         """The codes of the languages it knows, as Whisper spells them."""
         if not self.multilingual:
@@ -128,9 +136,32 @@ WHISPER_FILES = (
 WHISPER_OPTIONAL = ("preprocessor_config.json",)
 
 
-def whisper_bundle(repository: str, revision: str = "main") -> Bundle:
-    """Any hub repository ("org/name") in CTranslate2's Whisper layout."""
-    return Bundle(repository, WHISPER_FILES, repository, revision, optional=WHISPER_OPTIONAL)
+# Likewise in Transformers' layout, which vLLM reads.
+TRANSFORMERS_FILES = (
+    FileSpec("model.safetensors"),
+    FileSpec("config.json"),
+    FileSpec("generation_config.json"),
+    FileSpec("preprocessor_config.json"),
+    FileSpec("tokenizer.json"),
+)
+TRANSFORMERS_OPTIONAL = ("tokenizer_config.json", "vocab.json", "merges.txt", "added_tokens.json", "normalizer.json")
+
+
+class Layout(Enum):
+    """How a Whisper model's files are written; each engine reads one."""
+
+    CTRANSLATE = "CTranslate2"
+    TRANSFORMERS = "Transformers"
+
+    @property
+    def files(self) -> tuple[FileSpec, ...]:
+        return WHISPER_FILES if self is Layout.CTRANSLATE else TRANSFORMERS_FILES
+
+
+def whisper_bundle(repository: str, revision: str = "main", layout: Layout = Layout.CTRANSLATE) -> Bundle:
+    """Any hub repository ("org/name") of a Whisper model in that layout."""
+    optional = WHISPER_OPTIONAL if layout is Layout.CTRANSLATE else TRANSFORMERS_OPTIONAL
+    return Bundle(repository, layout.files, repository, revision, optional=optional)
 
 
 _BASE_ARCHIVES = (

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import ctranslate2
 import numpy as np
-import tokenizers
 from faster_whisper.feature_extractor import FeatureExtractor
 from numpy.typing import NDArray
 
@@ -28,6 +27,7 @@ from models.ladder import (
     Window,
     climb,
 )
+from models.tokenizer import read_tokenizer
 from streaming.audio import SAMPLE_RATE, to_float32
 from streaming.errors import RecognizerFailed
 from streaming.types import DecodeRequest, Float32, Hypothesis, RecognizerInfo
@@ -69,7 +69,7 @@ class CtranslateWhisper:
         self._config = config
         try:
             self._model = _load(config)
-            self._tokenizer = _read_tokenizer(config.model_dir / "tokenizer.json")
+            self._tokenizer = read_tokenizer(config.model_dir / "tokenizer.json")
             self._special = whisper_text.SpecialTokens.look_up(
                 self._tokenizer.token_to_id, multilingual=self._model.is_multilingual
             )
@@ -180,15 +180,6 @@ class _Listener:
             audio = self._audio[window.begin_sample : window.end_sample]
             self._encoded[window] = self._encode(audio, window.full)
         return self._encoded[window]
-
-
-def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
-    """Raises OSError where it cannot be read, ValueError where it is no tokenizer."""
-    text = path.read_text("utf-8")
-    try:
-        return tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # tokenizers has no type of its own for a file that it cannot use
-        raise ValueError(f"{path.name} cannot be used: {error}") from error
 
 
 def _load(config: CtranslateConfig) -> ctranslate2.models.Whisper:

@@ -152,7 +152,12 @@ def load(settings: Mapping[str, Any]) -> Loaded:
             return Loaded(scripted.ScriptedAsyncEngine(scripted.ScriptedConfig(**fields)), *_scripted_clip())
         if kind == "ctranslate":
             return in_threads(_ctranslate(fields), *warm_up_clip())
-    except (TypeError, ValueError, ImportError) as error:
+        if kind == "vllm":
+            return Loaded(_vllm(fields), *warm_up_clip())
+    except ImportError as error:
+        which = f"{sys.executable} lacks it; HARK_ENGINE_PYTHON names the engine's interpreter"
+        raise RecognizerFailed(f"the {kind} engine cannot be set up: {error} ({which})") from error
+    except (TypeError, ValueError) as error:
         raise RecognizerFailed(f"the {kind} engine cannot be set up: {error}") from error
     raise RecognizerFailed(f"there is no engine of kind {kind!r}")
 
@@ -171,6 +176,12 @@ def _ctranslate(fields: Mapping[str, Any]) -> SyncEngine:
     from models.ctranslate import CtranslateConfig, CtranslateWhisper  # heavy, and not there in every environment
 
     return CtranslateWhisper(CtranslateConfig(**{**fields, "model_dir": Path(fields["model_dir"])}))
+
+
+def _vllm(fields: Mapping[str, Any]) -> Engine:
+    from models.vllm_engine import VllmConfig, VllmWhisper  # likewise
+
+    return VllmWhisper(VllmConfig(**{**fields, "model_dir": Path(fields["model_dir"])}), log)
 
 
 def warm_up_clip() -> tuple[Pcm16, str]:

@@ -40,7 +40,7 @@ from rich.progress import Progress as RichProgress
 from tqdm.auto import tqdm
 
 from models import catalog
-from models.catalog import Archive, Bundle, FileSpec, Member
+from models.catalog import Archive, Bundle, FileSpec, Layout, Member
 from streaming.errors import ServerError
 
 _CHUNK_BYTES = 1 << 20
@@ -106,20 +106,27 @@ def ignore_progress(_progress: FetchProgress) -> None:
     """The progress sink that shows nothing."""
 
 
-def locate(name: str, config: WeightsConfig, progress: ProgressSink = ignore_progress) -> Path:
-    """The directory of a Whisper model in CTranslate2's layout, fetched if need be.
+def locate(
+    name: str,
+    config: WeightsConfig,
+    progress: ProgressSink = ignore_progress,
+    layout: Layout = Layout.CTRANSLATE,
+) -> Path:
+    """The directory of a Whisper model in that layout, fetched if need be.
 
     ``name`` is one of the catalog's names, a path to a directory, or a hub repository ("org/name"). May take as long
     as the download does; ``progress`` is called from the calling thread and from the hub's. Raises WeightsNotFound.
     """
     spec = catalog.find(name)
     if spec is not None:
-        return obtain(spec.weights, config, progress)
+        is_published = layout is Layout.TRANSFORMERS
+        bundle = catalog.whisper_bundle(spec.original, layout=layout) if is_published else spec.weights
+        return obtain(bundle, config, progress)
     directory = _directory(name)
     if directory is not None:
-        return _local(name, directory, config)
+        return _local(name, directory, config, layout)
     if _REPOSITORY.fullmatch(name):
-        return obtain(catalog.whisper_bundle(name), config, progress)
+        return obtain(catalog.whisper_bundle(name, layout=layout), config, progress)
     near = " or ".join(repr(known) for known in catalog.suggestions(name))
     hint = f"; did you mean {near}?" if near else ""
     raise WeightsNotFound(name, [Attempt("name", f"neither a known model, a directory nor a hub repository{hint}")])
@@ -131,14 +138,17 @@ def locate_vad(config: WeightsConfig, progress: ProgressSink = ignore_progress) 
 
 
 def locate_all(
-    names: Sequence[str], config: WeightsConfig, progress: ProgressSink = ignore_progress
+    names: Sequence[str],
+    config: WeightsConfig,
+    progress: ProgressSink = ignore_progress,
+    layout: Layout = Layout.CTRANSLATE,
 ) -> dict[str, Path]:
     """Locate several models at once; ``progress`` is called from several threads.
 
     All are tried to the end; then the first WeightsNotFound, in the order of the names, is raised.
     """
     with ThreadPoolExecutor(_PARALLEL_FETCHES, "fetch") as pool:
-        futures = {name: pool.submit(locate, name, config, progress) for name in names}
+        futures = {name: pool.submit(locate, name, config, progress, layout) for name in names}
     return {name: future.result() for name, future in futures.items()}
 
 
@@ -218,11 +228,12 @@ def _directory(name: str) -> Path | None:
         return None
 
 
-def _local(name: str, directory: Path, config: WeightsConfig) -> Path:
+def _local(name: str, directory: Path, config: WeightsConfig, layout: Layout) -> Path:
     try:
-        _verify(directory, Bundle(name, catalog.WHISPER_FILES), config, ignore_progress)
+        _verify(directory, Bundle(name, layout.files), config, ignore_progress)
     except _Unavailable as unavailable:
-        raise WeightsNotFound(name, [Attempt("directory", str(unavailable))]) from None
+        reason = f"{unavailable}; this engine reads {layout.value}' layout"
+        raise WeightsNotFound(name, [Attempt("directory", reason)]) from None
     return directory
 
 

@@ -7,18 +7,20 @@ Each connection has a FastRTC of its own: what that keeps by id, it keeps for on
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import av
 import structlog
-from aiortc import RTCConfiguration, RTCDataChannel, RTCPeerConnection
+from aiortc import RTCConfiguration, RTCDataChannel, RTCIceServer, RTCPeerConnection
 from aiortc.exceptions import InvalidStateError
+from aiortc.rtcicetransport import parse_stun_turn_uri
 from fastrtc.tracks import AsyncStreamHandler, AudioCallback
 from fastrtc.webrtc_connection_mixin import WebRTCConnectionMixin
 
 from app.live import ClientGone, Gap
 from app.rtc.audio import FrameConverter
+from app.rtc.config import RtcConfig
+from app.rtc.ice import IceServers
 from app.rtc.inbox import Inbox
 from app.rtc.offer import MAX_CANDIDATES, BadOffer, parse_candidate
 from app.rtc.redundancy import prefer
@@ -27,19 +29,6 @@ from streaming.audio import SAMPLE_RATE
 from streaming.errors import BadMessage, ClientError
 
 _EMIT_S = 50.0  # FastRTC waits 60 s for audio to send back, and then logs a warning
-
-
-@dataclass(frozen=True, slots=True)
-class RtcConfig:
-    """Bounds of one connection."""
-
-    connect_timeout_s: float = 10.0
-    close_timeout_s: float = 2.0  # for the last messages to arrive, and again for the connection to end
-    hold_s: float = 1.0  # how long audio waits for the first config
-    inbox_s: float = 10.0  # audio that may wait
-    max_messages: int = 64  # of the client's that may wait
-    max_message_chars: int = 65_536
-    unsent_bytes: int = 16_384  # what a slow client has not read waits where newer can take its place
 
 
 class NotConnected(ClientError):
@@ -96,12 +85,12 @@ class Connection(WebRTCConnectionMixin):
     """One client, as app/conversation.py's Peer."""
 
     def __init__(
-        self, config: RtcConfig, ice: RTCConfiguration, logger: structlog.stdlib.BoundLogger, webrtc_id: str
+        self, config: RtcConfig, ice: IceServers, logger: structlog.stdlib.BoundLogger, webrtc_id: str
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.mode, self.modality = "send", "audio"
         self.concurrency_limit, self.time_limit, self.allow_extra_tracks = 1, None, False
-        self.rtc_configuration, self.server_rtc_configuration = None, ice
+        self.rtc_configuration, self.server_rtc_configuration = None, configuration(ice)
         self._inbox = Inbox(round(config.inbox_s * SAMPLE_RATE), config.max_messages)
         self._handler = self.event_handler = _Handler(self._inbox)
         self._config = config
@@ -243,7 +232,7 @@ class Connection(WebRTCConnectionMixin):
         for callback in self._callbacks:
             callback.stop()  # type: ignore[no-untyped-call]
         if self._peer_connection is not None:
-            await self._peer_connection.close()
+            await _close(self._peer_connection)
         self.clean_up(self._id)
         tasks = [task for callback in self._callbacks for task in _tasks(callback)]
         for task in tasks:
@@ -259,6 +248,29 @@ class Connection(WebRTCConnectionMixin):
         self._callbacks, self._peer_connection, self._channel, self.event_handler = [], None, None, None
         for kept in (self.connections, self.handlers, self.data_channels):
             kept.clear()
+
+
+def configuration(ice: IceServers) -> RTCConfiguration:
+    """Never None, for which aiortc asks a public STUN server. URLs that it does not understand are left out."""
+    servers = [(tuple(url for url in server.urls if _is_known(url)), server) for server in ice.servers]
+    return RTCConfiguration([RTCIceServer(list(urls), s.username, s.credential) for urls, s in servers if urls])
+
+
+def _is_known(url: str) -> bool:
+    try:
+        parse_stun_turn_uri(url)
+    except ValueError:
+        return False
+    return True
+
+
+async def _close(peer: RTCPeerConnection) -> None:
+    """A message that is due to be sent again at this very moment would find the encryption shut down, which nobody
+    handles: so the data channel's transport ends first."""
+    if peer.sctp is not None:
+        await peer.sctp.stop()
+        await asyncio.sleep(0)
+    await peer.close()
 
 
 def _tasks(callback: AudioCallback) -> list[asyncio.Task[Any]]:

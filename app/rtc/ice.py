@@ -14,8 +14,6 @@ from typing import Any, Protocol
 
 import httpx
 import structlog
-from aiortc import RTCConfiguration, RTCIceServer
-from aiortc.rtcicetransport import parse_stun_turn_uri
 
 from streaming.errors import ServerError
 
@@ -49,23 +47,6 @@ class IceServers:
 
     def as_json(self) -> dict[str, object]:
         return {"iceServers": [server.as_json() for server in self.servers], "ttl_s": int(self.ttl_s)}
-
-    def for_aiortc(self) -> RTCConfiguration:
-        """Never None, for which aiortc asks a public STUN server. URLs that it does not understand are left out."""
-        servers = [RTCIceServer(list(urls), s.username, s.credential) for s in self.servers if (urls := _known(s.urls))]
-        return RTCConfiguration(iceServers=servers)
-
-
-def _known(urls: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(url for url in urls if _is_known(url))
-
-
-def _is_known(url: str) -> bool:
-    try:
-        parse_stun_turn_uri(url)
-    except ValueError:
-        return False
-    return True
 
 
 class IceSource(Protocol):

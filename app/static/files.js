@@ -127,12 +127,14 @@ export class Files {
     if (share === null) bar.removeAttribute("aria-valuenow");
     else bar.ariaValueNow = Math.round(Math.min(1, share) * 100);
     bar.firstElementChild.style.transform = `scaleX(${share === null ? 1 : Math.min(1, share)})`;
+    $("file-state").ariaLive = "off"; // each step of it need not be read out
     if ($("file-state").textContent !== text) $("file-state").textContent = text;
   }
 
   #rest(text, hasText) {
     const { $ } = this;
     $("file-progress").hidden = true;
+    $("file-state").ariaLive = "polite";
     $("file-state").textContent = text;
     $("file-cancel").textContent = "Again";
     $("file-toolbar").hidden = !hasText;

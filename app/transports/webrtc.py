@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import json
 import uuid
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -12,13 +13,17 @@ from starlette.requests import ClientDisconnect
 
 from app.access import parameters_in
 from app.conversation import Conversation, Terms
-from app.rtc.connection import Connection, RtcConfig
-from app.rtc.ice import IceSource
+from app.rtc.config import RtcConfig
+from app.rtc.ice import IceServers, IceSource
 from app.rtc.offer import BadOffer, check_offer
 from app.service import Service
 from app.wire import native
 from app.wire.openai_http import BadField
 from streaming.config import AudioFormat
+from streaming.errors import Overloaded
+
+if TYPE_CHECKING:
+    from app.rtc.connection import Connection
 
 _MAX_BODY_BYTES = 65_536  # a browser's offer has about 2,000
 _BODY_S = 10.0
@@ -27,16 +32,29 @@ _BODY_S = 10.0
 class WebRtc:
     """All connections, and the routes to them."""
 
-    def __init__(self, service: Service, ice: IceSource, config: RtcConfig) -> None:
+    def __init__(
+        self,
+        service: Service,
+        ice: IceSource,
+        config: RtcConfig,
+        load: "Callable[[], Callable[[IceServers, uuid.UUID], Connection]]",
+    ) -> None:
+        """``load`` gives what makes connections; it may take seconds."""
         self._service = service
         self._ice = ice
         self._config = config
+        self._load = load
+        self._new_connection: Callable[[IceServers, uuid.UUID], Connection] | None = None
         self._terms = Terms(idle_timeout_s=service.settings.rtc_audio_timeout_s, has_track=True, audio=AudioFormat())
         self._connections: dict[uuid.UUID, Connection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.routes = APIRouter()
         self.routes.add_api_route("/v1/rtc/offer", self._on_post, methods=["POST"], tags=["live"])
         self.routes.add_api_route("/v1/rtc-config", self._on_config, methods=["GET"], tags=["live"])
+
+    async def load(self) -> None:
+        """To be done once, before the service is ready; nothing else waits meanwhile."""
+        self._new_connection = await asyncio.to_thread(self._load)
 
     async def close(self) -> None:
         """End every connection at once."""
@@ -66,12 +84,14 @@ class WebRtc:
 
     async def _connect(self, webrtc_id: uuid.UUID, sdp: str, request: Request) -> str:
         """The answer. The connection goes on by itself; its slot is taken before anything is built for it."""
+        if self._new_connection is None:
+            raise Overloaded("the service is still starting; try again in a few seconds", code="starting")
         check_offer(sdp)
         ice = await self._ice.get()
         if webrtc_id in self._connections:
             raise BadField("there is a connection of this id", param="webrtc_id", code="connection_exists")
         with contextlib.ExitStack() as held:
-            connection = Connection(self._config, ice.for_aiortc(), self._service.logger, str(webrtc_id))
+            connection = self._new_connection(ice, webrtc_id)
             conversation = Conversation(self._service, connection, contextlib.nullcontext, self._terms)
             conversation.configure(native.query_parameters(parameters_in(request)))
             held.enter_context(self._service.stream_slot())

@@ -15,6 +15,7 @@ from models.remote import RemoteConfig, RemoteRecognizer, Setting
 from models.scripted import VOCABULARY, ScriptedConfig, ScriptedRecognizer, encode_words
 from streaming.ports import Recognizer
 from streaming.types import DecodeOptions, DecodeRequest, Hypothesis, Pcm16, Priority
+from tests.support.vllm_engine import START_TIMEOUT_S, vllm_process
 from tests.support.weights import require_weights
 
 
@@ -52,6 +53,12 @@ async def ctranslate_process() -> AsyncIterator[Case]:
 
 
 @asynccontextmanager
+async def vllm() -> AsyncIterator[Case]:
+    async with vllm_process() as recognizer:
+        yield Case(recognizer, clip_sentence)
+
+
+@asynccontextmanager
 async def running(config: RemoteConfig) -> AsyncIterator[RemoteRecognizer]:
     recognizer = RemoteRecognizer(config)
     await recognizer.start()
@@ -77,6 +84,7 @@ IMPLEMENTATIONS: dict[str, Callable[[], AbstractAsyncContextManager[Case]]] = {
     "scripted-process": partial(scripted_process, "scripted"),
     "scripted-async-process": partial(scripted_process, "scripted_async"),
     "ctranslate-process": ctranslate_process,
+    "vllm-process": vllm,
 }
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -90,6 +98,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
         "scripted-process",
         "scripted-async-process",
         pytest.param("ctranslate-process", marks=[pytest.mark.real, pytest.mark.slow]),
+        pytest.param("vllm-process", marks=[pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(START_TIMEOUT_S)]),
     ],
 )
 async def case(request: pytest.FixtureRequest) -> AsyncIterator[Case]:

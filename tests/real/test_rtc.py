@@ -385,7 +385,7 @@ async def test_a_restart_sends_the_finals_and_says_why() -> None:
 
 
 @pytest.mark.slow
-async def test_nothing_remains_of_200_calls() -> None:
+async def test_nothing_remains_of_200_calls(caplog: pytest.LogCaptureFixture) -> None:
     """However they end: threads, tasks, sockets and memory are what they were."""
     settings = load_settings(
         engine="scripted", rtc_host="127.0.0.1", rtc_connect_timeout_s=5, rtc_audio_timeout_s=2, max_sessions=64
@@ -393,11 +393,13 @@ async def test_nothing_remains_of_200_calls() -> None:
     app = create_app(settings)
     async with app.router.lifespan_context(app), _client(app) as http:
         await eventually(lambda: app.state.service.engine.ready, 30)
-        await _calls(app, http, 25)
+        for _ in range(3):  # the allocator's pools have grown to their size after some 200 calls
+            await _calls(app, http, 25)
         before = _footprint()
-        for _ in range(7):
+        for _ in range(5):
             await _calls(app, http, 25)
         after = _footprint()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
     assert after[:3] == before[:3]
     assert after[3] - before[3] < 24, f"{before[3]:.0f} MiB became {after[3]:.0f}"
 
@@ -455,10 +457,10 @@ async def _eventually(condition: Callable[[], bool]) -> None:
 @pytest.mark.real
 @pytest.mark.corpus
 async def test_real_speech_comes_out_as_its_words() -> None:
-    require_weights("tiny.en")
+    require_weights("base")  # tiny.en is not sure of every word once Opus has been over it
     require_vad()
     row = corpus_row("read-en-jfk-jfk")
-    with serving(engine="ctranslate", model="tiny.en", rtc_host="127.0.0.1") as running:
+    with serving(engine="ctranslate", model="base", rtc_host="127.0.0.1") as running:
         track = EncodedTrack(opus_packets(read_audio(row.path)))
         async with calling(offer_to(running.url("/v1/rtc/offer")), track) as call:
             call.send({"type": "config", "language": "en"})
@@ -466,5 +468,5 @@ async def test_real_speech_comes_out_as_its_words() -> None:
             call.send({"type": "eof"})
             await call.hear("done", within_s=60)
     said = re.sub(r"[^a-z ]", "", " ".join(call.texts).lower())
-    assert "ask not what your country can do for you" in said
-    assert "ask what you can do for your country" in said
+    assert "ask not what your country can do for you" in said, call.events
+    assert "ask what you can do for your country" in said, call.events

@@ -32,7 +32,10 @@ def live(page: Page, path: Path) -> None:
     """With something settled, and a sentence that is being spoken."""
     start(page)
     wait_finals(page, 3)
-    page.wait_for_function("() => document.querySelector('#rows .open:last-child .text')?.textContent.length > 25")
+    page.wait_for_function(
+        """() => document.querySelector("#rows .open:last-child .text")?.textContent.length > 25 &&
+          document.querySelectorAll("#rows .open").length === 1 && !document.querySelector("#lag.much")"""
+    )
     page.screenshot(path=path)
 
 

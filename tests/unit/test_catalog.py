@@ -29,6 +29,15 @@ def test_names_resolve_as_in_faster_whisper() -> None:
     assert ours == theirs
 
 
+def test_each_model_has_its_published_repository() -> None:
+    published = {spec.name: spec.original for spec in MODELS}
+    assert published["large-v1"] == "openai/whisper-large"
+    assert published["large-v3-turbo"] == "openai/whisper-large-v3-turbo"
+    assert published["tiny.en"] == "openai/whisper-tiny.en"
+    assert published["distil-large-v3.5"] == "distil-whisper/distil-large-v3.5"
+    assert len(set(published.values())) == len(MODELS)
+
+
 @ALL
 def test_a_model_is_pinned_to_a_commit_and_well_formed_hashes(spec: ModelSpec) -> None:
     assert re.fullmatch(r"[0-9a-f]{40}", spec.weights.revision)

@@ -13,6 +13,7 @@ import pytest
 import structlog
 from aiortc.rtcicetransport import connection_kwargs
 
+from app.rtc.connection import configuration
 from app.rtc.ice import (
     FixedIce,
     IceServer,
@@ -49,7 +50,7 @@ TWILIO = {
 async def test_by_default_there_is_no_server_of_anybody() -> None:
     servers = await FixedIce().get()
     assert servers.as_json() == {"iceServers": [], "ttl_s": 86_400}
-    assert servers.for_aiortc().iceServers == []
+    assert configuration(servers).iceServers == []
 
 
 @pytest.mark.parametrize("answer", [CLOUDFLARE, OLD_CLOUDFLARE, TWILIO])
@@ -59,9 +60,9 @@ def test_every_providers_answer_is_understood_by_browser_and_aiortc(answer: dict
     assert isinstance(shown, list)
     assert shown[-1]["username"] == "u"
     assert all(isinstance(server["urls"], list) for server in shown)
-    configuration = servers.for_aiortc()
-    assert configuration.iceServers is not None
-    assert connection_kwargs(configuration.iceServers)["turn_password"] == "c"
+    understood = configuration(servers).iceServers
+    assert understood is not None
+    assert connection_kwargs(understood)["turn_password"] == "c"
 
 
 def test_a_server_without_a_name_shows_none() -> None:
@@ -71,8 +72,7 @@ def test_a_server_without_a_name_shows_none() -> None:
 def test_urls_that_aiortc_cannot_read_are_for_browsers_alone() -> None:
     servers = IceServers((IceServer(("turn:[2001:db8::1]:3478", "turn:a:1")), IceServer(("stun:a:b:c",))))
     assert len(servers.as_json()["iceServers"]) == 2  # type: ignore[arg-type]
-    configuration = servers.for_aiortc()
-    assert [server.urls for server in configuration.iceServers or []] == [["turn:a:1"]]
+    assert [server.urls for server in configuration(servers).iceServers or []] == [["turn:a:1"]]
 
 
 @pytest.mark.parametrize(

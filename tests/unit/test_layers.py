@@ -13,8 +13,8 @@ FORBIDDEN_IN_THE_CORE = {"asyncio", "threading", "time", "logging", "socket", "s
 CORE_LIBRARIES = {"numpy", "soxr"}
 CORE_FOR_MODELS = {f"streaming.{name}" for name in ("types", "ports", "errors", "audio", "config")}
 HEAVY = {"ctranslate2", "faster_whisper", "torch", "transformers", "vllm"}
-ENGINE_ONLY = {"models.host", "models.ctranslate"}
-PURE_MODELS = ("ladder", "whisper_text", "silence_tail", "framing")
+ENGINE_ONLY = {"models.host", "models.ctranslate", "models.vllm_engine", "models.vllm_plugin"}
+PURE_MODELS = ("ladder", "whisper_text", "silence_tail", "framing", "drafts", "word_alignment", "vllm_settings")
 
 
 def modules(package: str) -> Iterator[tuple[str, Path]]:

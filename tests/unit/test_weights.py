@@ -23,7 +23,7 @@ from huggingface_hub import constants
 from rich.console import Console
 
 from models import catalog, weights
-from models.catalog import Archive, Bundle, FileSpec, Member
+from models.catalog import Archive, Bundle, FileSpec, Layout, Member
 from models.weights import FetchProgress, ProgressBars, WeightsConfig, WeightsNotFound, locate, obtain
 
 REVISION = "a" * 40
@@ -389,6 +389,20 @@ def test_a_repository_that_is_no_whisper_model(server: Server, config: WeightsCo
         locate(REPOSITORY, config)
 
 
+PUBLISHED = {file.name: b"{}" for file in Layout.TRANSFORMERS.files}
+
+
+def test_the_published_layout(server: Server, config: WeightsConfig) -> None:
+    server.hub = {**PUBLISHED, "pytorch_model.bin": b"not wanted", "tokenizer_config.json": b"{}"}
+    wanted = {**PUBLISHED, "tokenizer_config.json": b"{}"}
+    assert contents(locate(REPOSITORY, config, layout=Layout.TRANSFORMERS)) == wanted
+
+
+def test_a_known_name_in_the_published_layout_is_the_publishers(config: WeightsConfig) -> None:
+    with pytest.raises(WeightsNotFound, match=r"openai/whisper-large-v3-turbo"):
+        locate("turbo", replace(config, offline=True), layout=Layout.TRANSFORMERS)
+
+
 def test_a_damaged_file_in_the_hubs_cache_is_fetched_anew(hub_bundle: Bundle, config: WeightsConfig) -> None:
     model = obtain(hub_bundle, config) / "model.bin"
     model.resolve().write_bytes(CONTENTS["model.bin"][::-1])
@@ -472,6 +486,13 @@ def test_a_directory_is_taken_as_it_is(tmp_path: Path, config: WeightsConfig, no
     (directory / "tokenizer.json").unlink()
     with pytest.raises(WeightsNotFound, match=r"directory: .* lacks tokenizer\.json"):
         locate(str(directory), config)
+
+
+def test_a_directory_in_another_engines_layout_is_refused(tmp_path: Path, config: WeightsConfig) -> None:
+    for name, content in CONTENTS.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(WeightsNotFound, match=r"lacks model\.safetensors.* this engine reads Transformers' layout"):
+        locate(str(tmp_path), config, layout=Layout.TRANSFORMERS)
 
 
 @pytest.mark.parametrize("name", ["bse", "/no/such/directory", "./x", "", "a/b/c", "~no-such-user", "x" * 5000, "\0"])
