@@ -107,7 +107,7 @@ class WebRtc:
         task.add_done_callback(self._tasks.discard)
         return answer
 
-    async def _serve(self, connection: Connection, conversation: Conversation, held: contextlib.ExitStack) -> None:
+    async def _serve(self, connection: "Connection", conversation: Conversation, held: contextlib.ExitStack) -> None:
         """The slot is free when the conversation is over: to take leave of a TURN server that is gone takes 30 s."""
         try:
             with held:
@@ -115,7 +115,7 @@ class WebRtc:
         finally:
             await connection.dispose()
 
-    def _known(self, webrtc_id: uuid.UUID) -> Connection:
+    def _known(self, webrtc_id: uuid.UUID) -> "Connection":
         try:
             return self._connections[webrtc_id]
         except KeyError:
