@@ -82,6 +82,8 @@ COPY --from=source / ./
 RUN /opt/venv/bin/pip install --no-deps --editable . \
     && python3 -m compileall -q app streaming models
 ARG BAKE_MODELS=""
+# The engine that they are for: vLLM reads another layout.
+ARG HARK_ENGINE=ctranslate
 ENV HARK_CACHE_DIR=/cache/hark HF_HOME=/cache/huggingface
 # hadolint ignore=SC2086
 RUN mkdir -p /cache/hark /cache/huggingface \
@@ -94,6 +96,8 @@ COPY --from=gpu-build /opt/hark /opt/hark
 COPY --from=gpu-build --chown=1000:1000 /cache /cache
 # Found last, after what a library brings for itself: vLLM's own cuBLAS stays vLLM's.
 RUN dirname "$(find /opt/venv -name libcublas.so.12)" >/etc/ld.so.conf.d/hark.conf && ldconfig
+# For HARK_ENGINE=vllm, whose interpreter is the image's own: the one library of Hark's engine that vLLM does not need itself.
+RUN PIP_BREAK_SYSTEM_PACKAGES=1 /usr/bin/python3 -m pip install --no-cache-dir --no-deps "soxr>=0.5,<2"
 ENV PATH=/opt/venv/bin:$PATH \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \

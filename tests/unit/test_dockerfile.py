@@ -56,8 +56,8 @@ def test_an_image_answers_where_the_space_says(name: str) -> None:
 
 
 def test_both_images_are_made_alike() -> None:
-    """What differs is the base, cuBLAS, and the entry point that vLLM's image has."""
-    only_gpu = {"nvidia-cublas-cu12", "ldconfig", "[]"}
+    """What differs is the base, cuBLAS, what vLLM as the engine needs, and the entry point that vLLM's image has."""
+    only_gpu = {"nvidia-cublas-cu12", "ldconfig", "/usr/bin/python3", "HARK_ENGINE", "[]"}
     for suffix in ("-build", ""):
         cpu, gpu = (
             [(i.keyword, i.value.replace(f"{name}-build", "build")) for i in STAGES[f"{name}{suffix}"].instructions]
