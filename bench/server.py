@@ -55,7 +55,7 @@ def _usage(processes: list[psutil.Process]) -> Usage:
 
 
 @contextlib.contextmanager
-def started(environment: Mapping[str, str]) -> Iterator[Server]:
+def started(environment: Mapping[str, str], start_timeout_s: float = _START_TIMEOUT_S) -> Iterator[Server]:
     """``hark serve`` with this environment, ready; stopped at the end. Raises ServerFailed."""
     port = _free_port()
     command = [sys.executable, "-m", "app", "serve", "--host", "127.0.0.1", "--port", str(port)]
@@ -64,7 +64,7 @@ def started(environment: Mapping[str, str]) -> Iterator[Server]:
             command, cwd=_ROOT, env=dict(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
         try:
-            _wait_ready(process, f"http://127.0.0.1:{port}/readyz", log)
+            _wait_ready(process, f"http://127.0.0.1:{port}/readyz", log, start_timeout_s)
             yield Server(f"ws://127.0.0.1:{port}/v1/stream", process.pid)
         finally:
             _stop(process)
@@ -76,8 +76,8 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait_ready(process: subprocess.Popen[bytes], url: str, log: IO[bytes]) -> None:
-    give_up_s = time.monotonic() + _START_TIMEOUT_S
+def _wait_ready(process: subprocess.Popen[bytes], url: str, log: IO[bytes], timeout_s: float) -> None:
+    give_up_s = time.monotonic() + timeout_s
     with httpx.Client(trust_env=False, timeout=5.0) as http:
         while time.monotonic() < give_up_s:
             if process.poll() is not None:
@@ -86,7 +86,7 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, log: IO[bytes]) -> N
                 if http.get(url).status_code == 200:
                     return
             time.sleep(0.2)
-    raise ServerFailed(f"the service was not ready within {_START_TIMEOUT_S:.0f} s{_tail(log)}")
+    raise ServerFailed(f"the service was not ready within {timeout_s:.0f} s{_tail(log)}")
 
 
 def _tail(log: IO[bytes]) -> str:

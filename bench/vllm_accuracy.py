@@ -3,8 +3,8 @@
     python -m bench.vllm_accuracy --model-dir DIR --interpreter .venv-vllm/bin/python [--sets read-en] [--every 4]
 
 DIR is in Transformers' layout. Each recording is one request to the engine's process, one after the other, so both
-runs go the way of a recording's final: ladder, guards, word times. With the full window the engine gives the tokens that
-vLLM's own class and processor give (docs/vllm.md).
+runs go the way of a recording's final: ladder, guards, word times. The full window gives the tokens that vLLM's own
+class and processor give (docs/vllm.md).
 """
 
 import argparse

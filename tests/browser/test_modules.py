@@ -3,6 +3,7 @@
 import json
 import string
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -131,10 +132,33 @@ _LONG_SESSION = """async (count) => {
 }"""
 
 
+BYTES_AN_UTTERANCE = 1_024  # its text and times as data take 250; as elements they would take ten times as much
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a page holds after its garbage has been collected. ``nodes``: of the document, and those kept without it."""
+
+    heap_bytes: int
+    nodes: int
+
+
+def footprint(page: Page) -> Footprint:
+    session = page.context.new_cdp_session(page)
+    session.send("HeapProfiler.collectGarbage")
+    heap_bytes = session.send("Runtime.getHeapUsage")["usedSize"]
+    nodes = session.send("Memory.getDOMCounters")["nodes"]
+    session.detach()
+    return Footprint(heap_bytes, nodes)
+
+
 def test_a_session_of_a_thousand_utterances_stays_small_and_fast(page: Page) -> None:
     early_ms = page.evaluate(_LONG_SESSION, 300)
-    page.evaluate("window.gc?.()")
+    early = footprint(page)
     late_ms = page.evaluate("say(300, 1_000)")
+    late = footprint(page)
+    assert late.nodes < early.nodes + 100
+    assert late.heap_bytes - early.heap_bytes < 700 * BYTES_AN_UTTERANCE
     assert page.evaluate("transcript.utterances.length") == 1_000
     assert page.evaluate("most") <= 250 * 5 + 5  # elements a row: itself, time, text, and its two parts
     assert page.locator("#announcer p").count() <= 5
