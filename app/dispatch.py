@@ -20,6 +20,7 @@ class DispatchObserver(Protocol):
     """Told what the dispatcher does, for the metrics."""
 
     def decoded(self, priority: Priority, waited_s: float, took_s: float) -> None: ...
+    def answered(self, hypothesis: Hypothesis) -> None: ...
     def shed(self, priority: Priority) -> None: ...
     def queue_depth(self, waiting: int, running: int) -> None: ...
 
@@ -53,10 +54,12 @@ class Dispatcher:
         await self._acquire(request.priority)
         started_s = time.monotonic()
         try:
-            return await self._recognizer.decode(request)
+            hypothesis = await self._recognizer.decode(request)
         finally:
             self._release()
             self._observer.decoded(request.priority, started_s - asked_s, time.monotonic() - started_s)
+        self._observer.answered(hypothesis)
+        return hypothesis
 
     async def _acquire(self, priority: Priority) -> None:
         if self._running < self._recognizer.info.capacity and not self._waiting:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from streaming.audio import samples_to_ms
 from streaming.events import Decode, FinalTranscript, Output, PartialTranscript, SpeechStopped, TranscriptFailed
-from streaming.types import Priority
+from streaming.types import Hypothesis, Priority
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 60)
 
@@ -72,6 +72,10 @@ class Metrics:
         )
         self.waiting = Gauge("hark_decode_queue_depth", "Decodes that wait their turn", registry=r)
         self.running = Gauge("hark_decodes_running", "Decodes in the engine", registry=r)
+        self.decoder_steps = Counter("hark_decoder_steps_total", "Decoder steps taken", registry=r)
+        self.decoder_steps_saved = Counter(
+            "hark_decoder_steps_saved_total", "Decoder steps that drafts made unnecessary", registry=r
+        )
         self.shed_total = Counter("hark_shed_total", "Requests refused for lack of room", ["kind"], registry=r)
         self.engine_starts = Counter(
             "hark_engine_starts_total", "Engine processes that became ready; all but the first are restarts", registry=r
@@ -83,6 +87,10 @@ class Metrics:
     def decoded(self, priority: Priority, waited_s: float, took_s: float) -> None:
         self.wait_s.labels(priority.name.lower()).observe(waited_s)
         self.decode_s.labels(priority.name.lower()).observe(took_s)
+
+    def answered(self, hypothesis: Hypothesis) -> None:
+        self.decoder_steps.inc(hypothesis.decoder_steps)
+        self.decoder_steps_saved.inc(hypothesis.decoder_steps_saved)
 
     def shed(self, priority: Priority) -> None:
         self.shed_total.labels(priority.name.lower()).inc()

@@ -156,7 +156,7 @@ def stream_rows(found: Sequence[Streams], limit_s: float) -> list[Row]:
             "" if streams.is_valid else "the client itself was late",
             f"{100 * streams.never_final:.1f} % never final" if streams.never_final else "",
         ]
-        rows.append((f"p95 of finals, {streams.count} streams", final, "; ".join(filter(None, notes)), ""))
+        rows.append((f"p95 of finals, {streams.count} at once", final, "; ".join(filter(None, notes)), ""))
     most = max((streams.count for streams in found if streams.within(limit_s)), default=0)
     more = " or more" if found and found[-1].within(limit_s) else ""
     rows.append((f"streams with p95 of finals up to {limit_s:g} s", f"{most}{more}", "", ""))

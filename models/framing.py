@@ -234,6 +234,8 @@ def _hypothesis_to_json(hypothesis: Hypothesis) -> dict[str, Any]:
         "full_window": hypothesis.full_window,
         "rejected": hypothesis.rejected,
         "decode_s": hypothesis.decode_s,
+        "decoder_steps": hypothesis.decoder_steps,
+        "decoder_steps_saved": hypothesis.decoder_steps_saved,
     }
 
 

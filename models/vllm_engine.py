@@ -70,12 +70,18 @@ class VllmConfig(LadderConfig):
 
 @dataclass(slots=True)
 class Steps:
-    """Decoder steps since the start. ``saved``: those that drafts made unnecessary, less those that they cost."""
+    """Decoder steps. ``saved``: those that drafts made unnecessary; what a wrong draft costs is in ``taken``."""
 
     taken: int = 0
     saved: int = 0
     drafts: int = 0
     drafts_held: int = 0
+
+    def add(self, other: "Steps") -> None:
+        self.taken += other.taken
+        self.saved += other.saved
+        self.drafts += other.drafts
+        self.drafts_held += other.drafts_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,7 @@ class VllmWhisper:
             raise RecognizerFailed(f"cannot load {config.model_name} from {config.model_dir}: {error}") from error
         self._steps = Steps()
         self._drafts = drafts.Drafts(vllm_settings.KEPT_STATES) if config.drafts else None
-        self._core: _Core
+        self._core: Core
         self._ladder: Ladder
         self._watch: asyncio.Task[None]
 
@@ -136,12 +142,13 @@ class VllmWhisper:
         return RecognizerInfo(self._config.model_name, languages, self._core.settings.sequences)
 
     @property
-    def steps(self) -> Steps:
-        return self._steps
+    def core(self) -> "Core":
+        """vLLM itself, for measurements. Not before ``start``."""
+        return self._core
 
     async def start(self) -> None:
         """Load and warm up; blocks the loop while vLLM loads, half a minute or more. Raises RecognizerFailed."""
-        self._core = _Core.load(self._config, self._files, self._log)
+        self._core = Core.load(self._config, self._files, self._log)
         shaped = self._config.shaped and self._core.shaped
         self._ladder = Ladder(replace(self._config, shaped=shaped), self._files.special, self._tokens, self._text)
         await self._core.warm_up()
@@ -153,7 +160,8 @@ class VllmWhisper:
         Raises RecognizerFailed for audio or a language that the model cannot take, and where vLLM fails.
         """
         began = time.perf_counter()
-        listener: AsyncBackend = _Listener(self._core, self._drafts, self._steps, request)
+        steps = Steps()
+        listener: AsyncBackend = _Listener(self._core, self._drafts, steps, request)
         try:
             hypothesis = await climb_async(self._ladder.steps(request), listener)
         except Exception as error:
@@ -162,7 +170,10 @@ class VllmWhisper:
             if isinstance(error, RuntimeError | ValueError):
                 raise RecognizerFailed(f"decoding failed: {error}") from error
             raise
-        return replace(hypothesis, decode_s=time.perf_counter() - began)
+        finally:
+            self._steps.add(steps)
+        took_s = time.perf_counter() - began
+        return replace(hypothesis, decode_s=took_s, decoder_steps=steps.taken, decoder_steps_saved=steps.saved)
 
     async def close(self) -> None:
         """End vLLM's processes."""
@@ -198,7 +209,7 @@ class VllmWhisper:
 # --- vLLM ------------------------------------------------------------------------------------------------------------
 
 
-class _Core:
+class Core:
     """The running AsyncLLM, asked in tokens and features."""
 
     def __init__(self, llm: Any, files: _Files, settings: vllm_settings.VllmSettings, *, shaped: bool) -> None:
@@ -214,7 +225,7 @@ class _Core:
         self._bias = dict.fromkeys(files.suppressed, _FORBIDDEN)
 
     @classmethod
-    def load(cls, config: VllmConfig, files: _Files, log: Log) -> "_Core":
+    def load(cls, config: VllmConfig, files: _Files, log: Log) -> "Core":
         """Raises RecognizerFailed."""
         try:
             if moved := contract.moved_in_engine():
@@ -239,8 +250,7 @@ class _Core:
     async def warm_up(self) -> None:
         """Run every length that is compiled, and what finds word times."""
         for positions in self.settings.warm_positions if self.shaped else (silence_tail.WINDOW_POSITIONS,):
-            silence = np.zeros(positions * silence_tail.SAMPLES_PER_POSITION, np.float32)
-            encoded = _Encoded(next(self._numbers), self.log_mel(silence))
+            encoded = self.at_length(np.zeros(0, np.float32), positions)
             start = self.files.special.start_of_transcript
             await self.ask(encoded, [start, self.files.special.no_timestamps], self.parameters(cap=2))
         await self.attention(encoded.key, [start, self.files.special.no_timestamps], silence_tail.WINDOW_POSITIONS)
@@ -250,8 +260,11 @@ class _Core:
         margin = self.margin_samples if self.shaped and not full else silence_tail.WINDOW_SAMPLES
         step = self.settings.position_step
         positions = -(-silence_tail.positions_to_encode(audio.shape[0], margin) // step) * step
-        log_mel = await asyncio.to_thread(self.log_mel, silence_tail.pad_to(audio, positions))
-        return _Encoded(next(self._numbers), log_mel)
+        return await asyncio.to_thread(self.at_length, audio, positions)
+
+    def at_length(self, audio: Float32, positions: int) -> "_Encoded":
+        """Features of the audio, completed with silence to so many encoder positions (20 ms each)."""
+        return _Encoded(next(self._numbers), self.log_mel(silence_tail.pad_to(audio, positions)))
 
     def parameters(self, *, cap: int, **fields: Any) -> Any:
         """vLLM's SamplingParams: greedy, without detokenizing, only the finished answer."""
@@ -390,7 +403,7 @@ class _Said:
 class _Listener:
     """The ladder's backend for one request."""
 
-    def __init__(self, core: _Core, known: drafts.Drafts | None, steps: Steps, request: DecodeRequest) -> None:
+    def __init__(self, core: Core, known: drafts.Drafts | None, steps: Steps, request: DecodeRequest) -> None:
         self._core = core
         self._special = core.files.special
         self._known = known
@@ -415,7 +428,7 @@ class _Listener:
         said = await self._checked(encoded, step, draft) if draft else await self._free(encoded, step)
         whole = len(said.tokens) + (not said.capped)  # steps from scratch: a token each, and the end of text
         self._steps.taken += said.steps
-        self._steps.saved += whole - said.steps
+        self._steps.saved += max(0, whole - said.steps)
         text = tuple(token for token in said.tokens if token < self._special.end_of_text)
         if self._known and self._draft_key and self._may_draft(step):
             self._known.remember(self._draft_key, text)

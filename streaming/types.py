@@ -94,6 +94,8 @@ class Hypothesis:
     Word positions count from the start of the request's audio. ``text`` is "" where nothing is said; then
     ``rejected`` may name the guard that dropped a text ("no_speech", "repetition", ...). ``average_logprob`` is per
     token, natural logarithm. ``full_window`` says that the 30 s window was decoded instead of the shaped one.
+    ``decoder_steps``: steps that made text, over all rungs; ``decoder_steps_saved``: those that a draft spared.
+    An engine that does not count them leaves both 0.
     """
 
     request_id: int
@@ -108,6 +110,8 @@ class Hypothesis:
     full_window: bool = False
     rejected: str = ""
     decode_s: float = 0.0
+    decoder_steps: int = 0
+    decoder_steps_saved: int = 0
 
 
 @dataclass(frozen=True, slots=True)

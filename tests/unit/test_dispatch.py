@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.dispatch import DispatchConfig, Dispatcher
+from app.telemetry import Metrics
 from streaming.errors import Overloaded, RecognizerFailed
 from streaming.types import DecodeRequest, Hypothesis, Priority, RecognizerInfo
 from tests.support import virtual_time
@@ -49,10 +50,14 @@ class Observer:
     waits_s: list[float] = field(default_factory=list)
     shed_kinds: list[Priority] = field(default_factory=list)
     depths: list[tuple[int, int]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     then: Callable[[], object] = lambda: None
 
     def decoded(self, priority: Priority, waited_s: float, took_s: float) -> None:
         self.waits_s.append(waited_s)
+
+    def answered(self, hypothesis: Hypothesis) -> None:
+        self.texts.append(hypothesis.text)
 
     def shed(self, priority: Priority) -> None:
         self.shed_kinds.append(priority)
@@ -146,6 +151,7 @@ def test_an_engine_that_fails_frees_its_place() -> None:
     failed, answered = virtual_time.run(main())
     assert isinstance(failed, RecognizerFailed)
     assert isinstance(answered, Hypothesis)
+    assert observer.texts == [answered.text]
     assert observer.depths[-1] == (0, 0)
 
 
@@ -229,6 +235,14 @@ def test_among_those_that_wait_the_order_is_by_kind_then_by_arrival(kinds: list[
     virtual_time.run(main())
     waited = [(kinds[number], number) for number in engine.begun[capacity:]]
     assert all(a < b for a, b in itertools.pairwise(waited))
+
+
+def test_decoder_steps_are_counted_over_all_answers() -> None:
+    metrics = Metrics()
+    for taken, saved in ((7, 3), (5, 0)):
+        metrics.answered(Hypothesis(1, "text", decoder_steps=taken, decoder_steps_saved=saved))
+    assert metrics.registry.get_sample_value("hark_decoder_steps_total") == 12
+    assert metrics.registry.get_sample_value("hark_decoder_steps_saved_total") == 3
 
 
 def test_info_is_the_engines_own() -> None:
