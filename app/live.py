@@ -11,7 +11,7 @@ one partial in flight a channel, and the outbox (a newer partial takes an older 
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from streaming.audio import SAMPLE_RATE
@@ -209,17 +209,12 @@ class LiveSession:
     async def _receive(self, command: Command) -> None:
         match command:
             case Audio(data):
-                for start in range(0, len(data), self._slice_bytes):
-                    self._carry_out(self._session.receive_audio(data[start : start + self._slice_bytes]))
-                    await self._room()
-                    if self._finishing.is_set():
-                        return
+                starts = range(0, len(data), self._slice_bytes)
+                slices = (data[start : start + self._slice_bytes] for start in starts)
+                await self._hear(self._session.receive_audio(part) for part in slices)
             case Gap(samples):
-                for start in range(0, samples, self._slice_samples):
-                    self._carry_out(self._session.receive_gap(min(self._slice_samples, samples - start)))
-                    await self._room()
-                    if self._finishing.is_set():
-                        return
+                parts = (min(self._slice_samples, samples - start) for start in range(0, samples, self._slice_samples))
+                await self._hear(self._session.receive_gap(part) for part in parts)
             case Commit():
                 self._carry_out(self._session.receive_commit())
             case Eof():
@@ -227,6 +222,14 @@ class LiveSession:
                 self._carry_out(self._session.receive_eof())
             case Complaint(error):
                 self._complain(error)
+
+    async def _hear(self, slices: Iterator[Sequence[Output]]) -> None:
+        """Each slice is fed to the session when the one before it has been dealt with."""
+        for outputs in slices:
+            self._carry_out(outputs)
+            await self._room()
+            if self._finishing.is_set():
+                return
 
     async def _room(self) -> None:
         """Let others run; wait while this session has too many finals out."""

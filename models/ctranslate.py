@@ -4,7 +4,7 @@ models/ladder.py says what to ask and which answer stands; here it is asked.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from models.ladder import (
     Window,
     climb,
 )
-from models.tokenizer import read_tokenizer
+from models.tokenizer import Tokenizer
 from streaming.audio import SAMPLE_RATE, to_float32
 from streaming.errors import RecognizerFailed
 from streaming.types import DecodeRequest, Float32, Hypothesis, RecognizerInfo
@@ -39,8 +39,6 @@ class CtranslateConfig(LadderConfig):
 
     ``device``: "cpu", "cuda", or "auto" (cuda where there is one). ``compute_type``: a CTranslate2 type, or "auto"
     (int8 on a CPU, float16 on a GPU). ``workers`` decodes run at once, each with ``threads_per_worker`` threads.
-    ``margin_s``: silence encoded after the audio before the precomputed tail begins; 1 s is too short, and 5 s gained
-    next to nothing over 3 s (bench/accuracy.py).
     """
 
     model_dir: Path
@@ -49,7 +47,6 @@ class CtranslateConfig(LadderConfig):
     threads_per_worker: int
     device: str = "auto"
     compute_type: str = "auto"
-    margin_s: float = 3.0
 
     def __post_init__(self) -> None:
         LadderConfig.__post_init__(self)  # super() does not know the class that slots=True makes
@@ -57,8 +54,6 @@ class CtranslateConfig(LadderConfig):
             raise ValueError(f"device must be auto, cpu or cuda, not {self.device}")
         if self.workers < 1 or self.threads_per_worker < 1:
             raise ValueError("workers and threads_per_worker must be at least 1")
-        if not 0.0 <= self.margin_s <= 30.0:
-            raise ValueError("margin_s must be 0 to 30")
 
 
 class CtranslateWhisper:
@@ -69,13 +64,13 @@ class CtranslateWhisper:
         self._config = config
         try:
             self._model = _load(config)
-            self._tokenizer = read_tokenizer(config.model_dir / "tokenizer.json")
+            tokenizer = Tokenizer(config.model_dir / "tokenizer.json")
             self._special = whisper_text.SpecialTokens.look_up(
-                self._tokenizer.token_to_id, multilingual=self._model.is_multilingual
+                tokenizer.id_of, multilingual=self._model.is_multilingual
             )
         except (OSError, RuntimeError, ValueError) as error:
             raise RecognizerFailed(f"cannot load {config.model_name} from {config.model_dir}: {error}") from error
-        self._ladder = Ladder(config, self._special, self._tokens, self._text)
+        self._ladder = Ladder(config, self._special, tokenizer.encode, tokenizer.decode)
         self._features = FeatureExtractor(feature_size=self._model.n_mels)
         self._tail = self._encode_features(silence_tail.silent_log_mel(self._model.n_mels))
         self._info = RecognizerInfo(
@@ -103,12 +98,6 @@ class CtranslateWhisper:
 
     def _backend(self, audio: Float32) -> Backend:
         return _Listener(self._model, self._special.end_of_text, audio, self._encode)
-
-    def _tokens(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(tokens))
 
     def _encode(self, audio: Float32, full: bool) -> ctranslate2.StorageView:
         """Audio, shape (n,), → encoder states, shape (1, 1500, d): real ones for the audio, then the silence tail."""

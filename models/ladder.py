@@ -35,17 +35,22 @@ MIN_ECHO_WORDS = 3  # people do answer "yes" to "yes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderConfig:
-    """How the ladder is climbed.
+    """How the ladder is climbed, the same for every engine.
 
-    ``shaped`` False always decodes the 30 s window. ``temperatures``: what is tried when the full window's greedy text
-    is not credible. ``language_threshold``: detection below it yields to the hint.
+    ``shaped`` False always decodes the 30 s window. ``margin_s``: silence encoded after the audio before the
+    precomputed tail begins; 1 s is too short, and 5 s gained next to nothing over 3 s (bench/accuracy.py).
+    ``temperatures``: what is tried when the full window's greedy text is not credible. ``language_threshold``:
+    detection below it yields to the hint.
     """
 
     shaped: bool = True
+    margin_s: float = 3.0
     temperatures: tuple[float, ...] = (0.2, 0.4, 0.6)
     language_threshold: float = 0.5
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.margin_s <= 30.0:
+            raise ValueError("margin_s must be 0 to 30")
         if any(not 0.0 < temperature <= 1.0 for temperature in self.temperatures):
             raise ValueError("temperatures must be above 0 and at most 1")
         if not 0.0 <= self.language_threshold <= 1.0:

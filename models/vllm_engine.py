@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import tokenizers
 
 from models import drafts, silence_tail, vllm_settings, whisper_text, word_alignment
 from models.ladder import (
@@ -33,7 +32,7 @@ from models.ladder import (
     Window,
     climb_async,
 )
-from models.tokenizer import read_tokenizer
+from models.tokenizer import Tokenizer
 from models.vllm_plugin import ARCHITECTURE, OPTIONS, contract
 from streaming.audio import SAMPLE_RATE, to_float32
 from streaming.errors import RecognizerFailed
@@ -53,19 +52,12 @@ Log = Callable[..., None]
 class VllmConfig(LadderConfig):
     """What to load. How it is run is chosen by models/vllm_settings.py.
 
-    ``model_dir``: Transformers' layout. ``margin_s``: as for the default engine (models/ctranslate.py). ``drafts``:
-    whether a growing utterance's last text is offered to the decoder.
+    ``model_dir``: Transformers' layout. ``drafts``: whether a growing utterance's last text is offered to the decoder.
     """
 
     model_dir: Path
     model_name: str
-    margin_s: float = 3.0
     drafts: bool = True
-
-    def __post_init__(self) -> None:
-        LadderConfig.__post_init__(self)  # super() does not know the class that slots=True makes
-        if not 0.0 <= self.margin_s <= 30.0:
-            raise ValueError("margin_s must be 0 to 30")
 
 
 @dataclass(slots=True)
@@ -89,7 +81,7 @@ class _Files:
     """What stands in the model's directory."""
 
     shape: vllm_settings.ModelShape
-    tokenizer: tokenizers.Tokenizer
+    tokenizer: Tokenizer
     special: whisper_text.SpecialTokens
     no_speech: int
     alignment_heads: tuple[tuple[int, int], ...]
@@ -101,9 +93,9 @@ class _Files:
         """Raises OSError or ValueError."""
         config = json.loads((folder / "config.json").read_text("utf-8"))
         generation = json.loads((folder / "generation_config.json").read_text("utf-8"))
-        tokenizer = read_tokenizer(folder / "tokenizer.json")
+        tokenizer = Tokenizer(folder / "tokenizer.json")
         multilingual = int(config["vocab_size"]) >= 51865  # openai/whisper tells them apart so
-        special = whisper_text.SpecialTokens.look_up(tokenizer.token_to_id, multilingual=multilingual)
+        special = whisper_text.SpecialTokens.look_up(tokenizer.id_of, multilingual=multilingual)
         layers, heads = int(config["decoder_layers"]), int(config["decoder_attention_heads"])
         # Where a model does not name any, the reference takes all heads of the last half of the layers.
         default = itertools.product(range(layers // 2, layers), range(heads))
@@ -150,7 +142,8 @@ class VllmWhisper:
         """Load and warm up; blocks the loop while vLLM loads, half a minute or more. Raises RecognizerFailed."""
         self._core = Core.load(self._config, self._files, self._log)
         shaped = self._config.shaped and self._core.shaped
-        self._ladder = Ladder(replace(self._config, shaped=shaped), self._files.special, self._tokens, self._text)
+        config, tokenizer = replace(self._config, shaped=shaped), self._files.tokenizer
+        self._ladder = Ladder(config, self._files.special, tokenizer.encode, tokenizer.decode)
         await self._core.warm_up()
         self._watch = asyncio.create_task(self._watch_health())
 
@@ -181,12 +174,6 @@ class VllmWhisper:
         self._report()
         self._core.close()
 
-    def _tokens(self, text: str) -> list[int]:
-        return list(self._files.tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        return str(self._files.tokenizer.decode(tokens))
-
     async def _watch_health(self) -> None:
         """Notice that vLLM's processes are gone while nobody asks."""
         for tick in itertools.count(1):
@@ -212,7 +199,9 @@ class VllmWhisper:
 class Core:
     """The running AsyncLLM, asked in tokens and features."""
 
-    def __init__(self, llm: Any, files: _Files, settings: vllm_settings.VllmSettings, *, shaped: bool) -> None:
+    def __init__(
+        self, llm: Any, files: _Files, settings: vllm_settings.VllmSettings, *, shaped: bool, margin_s: float
+    ) -> None:
         from models.vllm_plugin.features import LogMel
 
         self.llm = llm
@@ -220,7 +209,7 @@ class Core:
         self.settings = settings
         self.shaped = shaped
         self.log_mel = LogMel(files.shape.mel_bins)
-        self.margin_samples = 0
+        self.margin_samples = int(margin_s * SAMPLE_RATE)
         self._numbers = itertools.count(1)
         self._bias = dict.fromkeys(files.suppressed, _FORBIDDEN)
 
@@ -234,11 +223,10 @@ class Core:
             os.environ.update(settings.environment)
             moved = contract.moved_in_model()
             log("vllm_settings", **settings.reasons, **_class_chosen(moved))
-            core = cls(_load(config, files, settings, stock=bool(moved)), files, settings, shaped=not moved)
+            llm = _load(config, files, settings, stock=bool(moved))
+            return cls(llm, files, settings, shaped=not moved, margin_s=config.margin_s)
         except (OSError, RuntimeError, ValueError, ImportError) as error:
             raise RecognizerFailed(f"vLLM cannot load {config.model_name}: {error}") from error
-        core.margin_samples = int(config.margin_s * SAMPLE_RATE)
-        return core
 
     @property
     def is_dead(self) -> bool:
