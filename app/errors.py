@@ -23,6 +23,7 @@ CLOSE_POLICY = 1008
 CLOSE_INTERNAL = 1011
 CLOSE_TRY_AGAIN = 1013
 CLOSE_BAD_PARAMETERS = 4400  # 4xxx is the application's own range; 4400 reads as HTTP's 400
+CLOSE_TOO_MANY = 4429
 
 # Codes whose HTTP status is more precise than their type's.
 _STATUS_BY_CODE = {
@@ -31,10 +32,11 @@ _STATUS_BY_CODE = {
     "not_multipart": 415,
     "model_not_found": 404,
     "unknown_connection": 404,
+    "unknown_call": 404,
     "connection_exists": 409,
     "unauthorized": 401,
     "forbidden_origin": 403,
-    "too_many_requests": 429,
+    "key_required": 403,
 }
 
 # Likewise for the close code.
@@ -42,7 +44,7 @@ _CLOSE_BY_CODE = {
     **dict.fromkeys(("bad_parameter", "unknown_parameter", "unknown_language"), CLOSE_BAD_PARAMETERS),
     "unauthorized": 4401,
     "forbidden_origin": 4403,
-    "too_many_requests": 4429,
+    "key_required": 4403,
 }
 
 
@@ -65,14 +67,19 @@ def surface(error: SttError) -> Surface:
     match error:
         case Overloaded():
             return Surface(503, CLOSE_TRY_AGAIN, max(1, math.ceil(error.retry_after_s)))
+        case TooManyRequests():
+            return Surface(429, CLOSE_TOO_MANY, max(1, math.ceil(error.retry_after_s)))
         case BadAudio():
             return Surface(_STATUS_BY_CODE.get(error.code, 400), CLOSE_BAD_AUDIO)
         case ClientError():
-            close_code = _CLOSE_BY_CODE.get(error.code, CLOSE_POLICY)
-            retry_after_s = math.ceil(error.retry_after_s) if isinstance(error, TooManyRequests) else None
-            return Surface(_STATUS_BY_CODE.get(error.code, 400), close_code, retry_after_s)
+            return Surface(_STATUS_BY_CODE.get(error.code, 400), _CLOSE_BY_CODE.get(error.code, CLOSE_POLICY))
         case _:
             return Surface(500, CLOSE_INTERNAL)
+
+
+def close_code(error: SttError) -> int:
+    """What a WebSocket is closed with for it, where its protocol has no codes of its own."""
+    return surface(error).close_code
 
 
 def error_object(error: SttError) -> dict[str, object]:

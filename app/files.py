@@ -2,10 +2,11 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from app.dispatch import Decoder
 from app.live import Audio, Command, Eof, LiveConfig, LiveSession, ToClient
 from streaming.config import AudioFormat, ContextConfig, EndpointerConfig, PartialConfig, SegmenterConfig, SessionConfig
 from streaming.events import FinalTranscript, Output, TranscriptFailed
-from streaming.ports import Recognizer, SpeechDetector
+from streaming.ports import SpeechDetector
 from streaming.session import Session
 from streaming.types import DecodeOptions, Priority
 
@@ -34,11 +35,11 @@ class FileTranscriber:
 
     def __init__(
         self,
-        recognizer: Recognizer,
+        decoder: Decoder,
         new_detectors: Callable[[int], Sequence[SpeechDetector]],
         observe: Callable[[Output], None] = lambda output: None,
     ) -> None:
-        self._recognizer = recognizer
+        self._decoder = decoder
         self._new_detectors = new_detectors
         self._observe = observe
 
@@ -47,12 +48,13 @@ class FileTranscriber:
         pcm_chunks: AsyncIterator[bytes],
         options: DecodeOptions,
         progress: Callable[[Transcript], None] = lambda transcript: None,
+        adjust: Callable[[SessionConfig], SessionConfig] = lambda config: config,
     ) -> list[Transcript]:
         """Mono 16-bit PCM at 16 kHz, in chunks → its utterances in order. Reading follows the engine's pace.
 
-        ``progress`` is told each utterance as it is settled.
+        ``progress`` is told each utterance as it is settled; ``adjust`` changes what is usual for recordings.
         """
-        session = Session(file_session_config(options), self._new_detectors(1))
+        session = Session(adjust(file_session_config(options)), self._new_detectors(1))
         transcripts: list[Transcript] = []
 
         def put(event: ToClient) -> None:
@@ -60,8 +62,8 @@ class FileTranscriber:
                 transcripts.append(event)
                 progress(event)
 
-        limits = LiveConfig(max_outstanding=2 * self._recognizer.info.capacity)
-        live = LiveSession(session, AudioFormat(), self._recognizer, put, limits, self._observe)
+        limits = LiveConfig(max_outstanding=2 * self._decoder.info.capacity)
+        live = LiveSession(session, AudioFormat(), self._decoder, put, limits, self._observe)
         await live.run(_commands(pcm_chunks))
         return transcripts
 

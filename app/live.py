@@ -3,7 +3,7 @@
     source ──▶ _read ──▶ Session ──▶ Outbox ──▶ (the transport's writer)
                             ▲  │ Decode
                             │  ▼
-                        _decode task ──▶ Recognizer
+                        _decode task ──▶ Dispatcher
 
 Three places hold anything, and each is bounded: the transport's inbox (reading stops while too many finals are out),
 one partial in flight a channel, and the outbox (a newer partial takes an older one's place).
@@ -14,63 +14,38 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from app.dialect import Audio, Command, Commit, Complaint, Eof, Gap, Lag, Mark, Marked, Say, ToClient
+from app.dispatch import Decoder
 from streaming.audio import SAMPLE_RATE
 from streaming.config import AudioFormat
 from streaming.errors import BadAudio, BadMessage, ClientError, SttError
 from streaming.events import (
     CancelDecode,
-    ClientEvent,
     Decode,
     Output,
     PartialTranscript,
     SessionDone,
 )
-from streaming.ports import Recognizer
 from streaming.session import Session
 from streaming.types import DecodeRequest
 
-
-@dataclass(frozen=True, slots=True)
-class Audio:
-    """Bytes in the session's declared format."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Audio that never came, in samples at 16 kHz."""
-
-    samples: int
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """End the open utterances now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Eof:
-    """No more audio will come."""
-
-
-@dataclass(frozen=True, slots=True)
-class Complaint:
-    """Something the client did wrong that the stream survives."""
-
-    error: SttError
-
-
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """A heartbeat: how much audio came and up to where it is answered, in samples at 16 kHz."""
-
-    received_samples: int
-    covered_samples: int
-
-
-Command = Audio | Gap | Commit | Eof | Complaint
-ToClient = ClientEvent | Lag | Complaint
+__all__ = [  # the words of app/dialect.py, for whoever runs a session without a dialect
+    "Audio",
+    "ClientGone",
+    "Command",
+    "Commit",
+    "Complaint",
+    "Eof",
+    "Gap",
+    "Lag",
+    "LiveConfig",
+    "LiveSession",
+    "Marked",
+    "Outbox",
+    "SlowClient",
+    "ToClient",
+    "reason",
+]
 
 
 class ClientGone(Exception):
@@ -99,11 +74,11 @@ class Outbox:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._events: deque[ToClient] = deque()
+        self._events: deque[ToClient | Say] = deque()
         self._filled = asyncio.Event()
         self._is_closed = False
 
-    def put(self, event: ToClient) -> None:
+    def put(self, event: ToClient | Say) -> None:
         """Raises SlowClient when the client has left too much unread."""
         if isinstance(event, PartialTranscript | Lag):
             self._replace(event)
@@ -117,7 +92,7 @@ class Outbox:
         self._is_closed = True
         self._filled.set()
 
-    async def get(self) -> ToClient | None:
+    async def get(self) -> ToClient | Say | None:
         """The oldest event; None when the outbox is closed and everything has been taken."""
         while not self._events:
             if self._is_closed:
@@ -133,7 +108,7 @@ class Outbox:
                 return
 
 
-def _takes_the_place(newer: PartialTranscript | Lag, older: ToClient) -> bool:
+def _takes_the_place(newer: PartialTranscript | Lag, older: ToClient | Say) -> bool:
     match newer, older:
         case PartialTranscript(), PartialTranscript():
             return newer.utterance_id == older.utterance_id
@@ -148,14 +123,14 @@ class LiveSession:
         self,
         session: Session,
         audio: AudioFormat,
-        recognizer: Recognizer,
+        decoder: Decoder,
         put: Callable[[ToClient], None],
         config: LiveConfig,
         observe: Callable[[Output], None],
     ) -> None:
         """``put`` takes what is for the client, ``observe`` sees every output before it is carried out."""
         self._session = session
-        self._recognizer = recognizer
+        self._decoder = decoder
         self._put = put
         self._observe = observe
         self._config = config
@@ -215,8 +190,12 @@ class LiveSession:
             case Gap(samples):
                 parts = (min(self._slice_samples, samples - start) for start in range(0, samples, self._slice_samples))
                 await self._hear(self._session.receive_gap(part) for part in parts)
-            case Commit():
+            case Commit(mark):
                 self._carry_out(self._session.receive_commit())
+                if mark:
+                    self._put(Marked(mark))
+            case Mark(mark):
+                self._put(Marked(mark))
             case Eof():
                 self._ended = True
                 self._carry_out(self._session.receive_eof())
@@ -274,7 +253,7 @@ class LiveSession:
 
     async def _decode(self, request: DecodeRequest) -> None:
         try:
-            hypothesis = await self._recognizer.decode(request)
+            hypothesis = await self._decoder.decode(request, lambda: self._session.renew(request.request_id))
         except SttError as error:
             self._decodes.pop(request.request_id, None)
             self._carry_out(self._session.receive_failure(request.request_id, error))

@@ -17,24 +17,28 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from app.access import Access, AccessConfig
-from app.admission import Admission
+from app.access import Access, AccessConfig, Grant, is_public
+from app.admission import Admission, LoadConfig
 from app.dispatch import DispatchConfig, Dispatcher, DispatchObserver
 from app.errors import install_error_handlers
 from app.files import FileTranscriber, Transcript
+from app.keys import BadKeyFile, read_keys
 from app.media import MediaLimits
+from app.redaction import redact
 from app.rtc import ice
 from app.rtc.config import RtcConfig
 from app.service import Service
 from app.settings import Engine, Settings, Turn, environment_value, listed
 from app.telemetry import Metrics, StreamTelemetry
-from app.transports import http, ops, webrtc, websocket
+from app.transports import calls, deepgram, http, ops, realtime, telephony, tokens, webrtc, websocket
+from app.transports.audiosocket import AudioSocketServer
 from app.ui import mount_page
 from models import weights
 from models.catalog import Layout
 from models.remote import RemoteConfig, RemoteObserver, RemoteRecognizer, Setting
 from models.scripted import ScriptedDetector
 from models.silero import SileroModel
+from streaming.config import SessionConfig
 from streaming.errors import RecognizerFailed
 from streaming.ports import Recognizer, SpeechDetector
 from streaming.types import DecodeOptions, DecodeRequest, Hypothesis, RecognizerInfo
@@ -139,28 +143,33 @@ def create_app(settings: Settings) -> FastAPI:
     logger = structlog.stdlib.get_logger("hark")
     metrics = Metrics()
     pending = _Pending()
+    dispatcher = make_dispatcher(pending, metrics, DispatchConfig(load=LoadConfig(settings.max_load)))
+    metrics.engine_load.set_function(lambda: dispatcher.load.load)
     service = Service(
         settings=settings,
         metrics=metrics,
         logger=logger,
         engine=pending,
-        dispatcher=make_dispatcher(pending, metrics),
+        dispatcher=dispatcher,
         new_detectors=pending.detectors,
         sessions=Admission(settings.max_sessions, "streams"),
         files=Admission(settings.max_files, "places for recordings"),
-        access=_access(settings),
+        access=_access(settings, logger),
     )
 
     rtc = _web_rtc(service)
+    audiosocket = AudioSocketServer(service)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         starting = asyncio.create_task(_start(pending, service, rtc))
         try:
+            await audiosocket.start()
             yield
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
+            await audiosocket.close()
             await rtc.close()
             if pending.engine is not None:
                 await pending.engine.close()
@@ -170,15 +179,22 @@ def create_app(settings: Settings) -> FastAPI:
     install_error_handlers(app)
     _let_pages_in(app, settings)
     app.include_router(websocket.routes(service))
+    app.include_router(realtime.routes(service))
     app.include_router(rtc.routes)
     app.include_router(http.routes(_file_service(service)), dependencies=[Depends(_asks_for_key(service.access))])
+    app.include_router(tokens.routes(service.access))
+    app.include_router(deepgram.routes(service, _file_service(service)))
+    app.include_router(telephony.routes(service))
+    app.include_router(calls.routes(service))
     app.include_router(ops.routes(service))
     mount_page(app)
     return app
 
 
-def make_dispatcher(recognizer: Recognizer, observer: DispatchObserver) -> Dispatcher:
-    return Dispatcher(recognizer, DispatchConfig(), observer)
+def make_dispatcher(
+    recognizer: Recognizer, observer: DispatchObserver, config: DispatchConfig | None = None
+) -> Dispatcher:
+    return Dispatcher(recognizer, config or DispatchConfig(), observer)
 
 
 async def _start(pending: _Pending, service: Service, rtc: webrtc.WebRtc) -> None:
@@ -223,24 +239,58 @@ class _Telemetered:
         self._service = service
 
     async def transcribe(
-        self, pcm_chunks: AsyncIterator[bytes], options: DecodeOptions, progress: Callable[[Transcript], None]
+        self,
+        pcm_chunks: AsyncIterator[bytes],
+        options: DecodeOptions,
+        progress: Callable[[Transcript], None],
+        adjust: Callable[[SessionConfig], SessionConfig] = lambda config: config,
     ) -> list[Transcript]:
         telemetry = StreamTelemetry(
             self._service.metrics, self._service.logger, log_text=self._service.settings.log_text
         )
-        transcriber = FileTranscriber(self._service.dispatcher, self._service.new_detectors, telemetry.observe)
+        kinds = self._service.settings.redacted_kinds
+        transcriber = FileTranscriber(
+            self._service.dispatcher,
+            self._service.new_detectors,
+            lambda output: telemetry.observe(redact(output, kinds)),
+        )
         try:
-            transcripts = await transcriber.transcribe(pcm_chunks, options, progress)
+            transcripts = await transcriber.transcribe(
+                pcm_chunks, options, lambda transcript: progress(redact(transcript, kinds)), adjust
+            )
         except Exception:
             self._service.metrics.files.labels("failed").inc()
             raise
         self._service.metrics.files.labels("done").inc()
-        return transcripts
+        return [redact(transcript, kinds) for transcript in transcripts]
 
 
-def _access(settings: Settings) -> Access:
-    keys = listed(settings.api_keys.get_secret_value())
-    return Access(AccessConfig(frozenset(listed(settings.allowed_origins)), tuple(keys), settings.streams_per_minute))
+def _access(settings: Settings, logger: structlog.stdlib.BoundLogger) -> Access:
+    """Raises BadKeyFile."""
+    config = AccessConfig(
+        origins=frozenset(listed(settings.allowed_origins)),
+        keys=tuple(listed(settings.api_keys.get_secret_value())),
+        streams_per_minute=settings.streams_per_minute,
+        keys_file=settings.keys_file,
+        token_secret=settings.token_secret.get_secret_value(),
+    )
+    return Access(config, complain=lambda reason: logger.error("keys_not_read", reason=reason))
+
+
+def refusal(settings: Settings) -> str:
+    """Why this must not be served; "" where it may be."""
+    if settings.keys_file is not None:
+        try:
+            read_keys(settings.keys_file)
+        except BadKeyFile as error:
+            return f"HARK_KEYS_FILE: {error}"
+        return ""
+    if settings.open or listed(settings.api_keys.get_secret_value()) or not is_public(settings.host):
+        return ""
+    return (
+        f"{settings.host} may be reached from other machines, and no key is asked for: set HARK_API_KEYS or "
+        "HARK_KEYS_FILE, or HARK_OPEN=true to let everybody in"
+    )
 
 
 def _asks_for_key(access: Access) -> Callable[[Request], Awaitable[None]]:
@@ -258,7 +308,7 @@ def _let_pages_in(app: FastAPI, settings: Settings) -> None:
             CORSMiddleware,
             allow_origins=origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
+            allow_headers=["Authorization", "Content-Type", "api-key", "X-API-Key"],
             expose_headers=["Retry-After", http.INCOMPLETE_HEADER],
         )
 
@@ -299,10 +349,10 @@ def _ice_source(settings: Settings, logger: structlog.stdlib.BoundLogger) -> ice
 
 def _file_service(service: Service) -> http.FileService:
     @contextlib.contextmanager
-    def admit() -> Iterator[None]:
+    def admit(request: Request) -> Iterator[Grant]:
         service.info  # noqa: B018 - refuses while the engine starts
-        with service.files.slot():
-            yield
+        with service.access.recording(request) as grant, service.files.slot():
+            yield grant
 
     return http.FileService(
         transcriber=_Telemetered(service),

@@ -17,7 +17,7 @@ PIPE_LIMIT_BYTES = 64 * 1024  # what asyncio holds of a pipe, twice at most, bef
 STDERR_TAIL_BYTES = 8 * 1024
 
 # The worker sees none of the service's environment. One BLAS thread: a second costs address space and gains nothing.
-_WORKER_ENVIRONMENT = {
+WORKER_ENVIRONMENT = {
     "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUTF8": "1",
@@ -175,7 +175,7 @@ async def open_media(source: Path | int, limits: MediaLimits) -> AsyncGenerator[
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         limit=PIPE_LIMIT_BYTES,
-        env=_WORKER_ENVIRONMENT,
+        env=WORKER_ENVIRONMENT,
         pass_fds=(source,) if isinstance(source, int) else (),
     )
     decoder = MediaDecoder(process, limits)

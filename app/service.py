@@ -10,10 +10,12 @@ import structlog
 
 from app.access import Access
 from app.admission import Admission
+from app.calls import Calls
 from app.dispatch import Dispatcher
 from app.live import LiveConfig
 from app.settings import Settings
 from app.telemetry import Metrics
+from app.wire.native import StreamParameters
 from streaming.errors import Overloaded
 from streaming.ports import SpeechDetector
 from streaming.types import RecognizerInfo
@@ -49,6 +51,7 @@ class Service:
     access: Access
     live_config: LiveConfig = field(default_factory=LiveConfig)
     live: set[Stream] = field(default_factory=set)
+    calls: Calls = field(default_factory=Calls)
     failure: str = ""  # why the engine could not be started; the service is of no use then
 
     @property
@@ -61,11 +64,21 @@ class Service:
                 "the engine is still starting; try again in a few seconds", code="starting", retry_after_s=3
             ) from None
 
+    @property
+    def stream_defaults(self) -> StreamParameters:
+        """What a live stream has where its client asks for nothing."""
+        return StreamParameters(
+            pause_ms=self.settings.pause_ms,
+            partial_interval_ms=self.settings.partial_interval_ms,
+            max_utterance_ms=self.settings.max_utterance_ms,
+        )
+
     @contextmanager
     def stream_slot(self) -> Iterator[None]:
         """A live stream's place, over whatever transport. Raises Overloaded where there is none."""
         try:
             with self.sessions.slot():
+                self.dispatcher.load.admit(self.sessions.open - 1, self.info.workers)
                 self.metrics.sessions.set(self.sessions.open)
                 yield
         finally:
@@ -74,6 +87,7 @@ class Service:
     async def drain(self) -> None:
         """Let nobody in, end every stream after the audio it has sent, and wait for the finals to go out."""
         self.sessions.is_draining = self.files.is_draining = True
+        self.calls.close()
         for stream in tuple(self.live):
             stream.finish()
         try:

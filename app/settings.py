@@ -3,13 +3,21 @@
 Each field is the variable ``HARK_<NAME>``; ``hark serve --print-config`` shows them all with their values.
 """
 
+import base64
 import os
 import sys
 from enum import StrEnum
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from app.redaction import Kind, parse_kinds
+from app.wire.native import StreamParameters, parse_parameters
+from streaming.errors import BadMessage
+
+_LEAST_SECRET_CHARS = 32
 
 
 class Engine(StrEnum):
@@ -63,6 +71,9 @@ class Settings(BaseSettings):
         20_000, ge=1_000, le=26_000, description="default for the longest utterance; a longer one is cut"
     )
 
+    max_load: float = Field(
+        0.85, ge=0, le=10, description="engine time that live finals may take before streams are refused; 0: any"
+    )
     max_sessions: int = Field(64, ge=1, description="live streams at once; beyond that they are refused with 1013")
     max_message_bytes: int = Field(4 * 2**20, ge=1_024, description="longest WebSocket message")
     idle_timeout_s: float = Field(120.0, gt=0, description="a stream without audio or keepalive is closed after this")
@@ -83,13 +94,34 @@ class Settings(BaseSettings):
     )
 
     allowed_origins: str = Field("", description="other sites whose pages may use the service, with commas; `*`: all")
-    api_keys: SecretStr = Field(SecretStr(""), description="keys, with commas; empty: no key is asked for")
+    api_keys: SecretStr = Field(SecretStr(""), description="keys, with commas; without any, none is asked for")
+    keys_file: Path | None = Field(None, description="keys as hashes, with their limits; `hark key create` adds to it")
+    token_secret: SecretStr = Field(
+        SecretStr(""), description="signs short-lived tokens, for several processes; empty: one of this process's own"
+    )
+    open: bool = Field(False, description="serve a public address without keys; else that is refused")
     streams_per_minute: int = Field(0, ge=0, description="streams that an address may open in a minute; 0: any number")
     trusted_proxies: str = Field("127.0.0.1", description="proxies whose `X-Forwarded-For` is believed; `*`: all")
+
+    twilio_auth_token: SecretStr = Field(
+        SecretStr(""), description="Twilio's calls must be signed with this account's token; empty: not asked for"
+    )
+    audiohook_secret: SecretStr = Field(
+        SecretStr(""), description="Genesys' client secret, in base64, with which it signs; empty: not asked for"
+    )
+    audiosocket_port: int | None = Field(
+        None, ge=0, le=65535, description="port for Asterisk's AudioSocket, which knows no keys; empty: none"
+    )
+    audiosocket_host: str = Field("127.0.0.1", description="address that AudioSocket listens on")
+    audiosocket_parameters: str = Field(
+        "", description="how AudioSocket's calls are heard, written as a query: `language=de&pause_ms=400`"
+    )
 
     max_upload_bytes: int = Field(1_024 * 2**20, ge=1_024, description="longest upload")
     max_file_s: float = Field(6 * 3600.0, gt=0, description="longest recording that is transcribed")
     max_files: int = Field(8, ge=1, description="recordings transcribed at once; beyond that 503")
+
+    redact: str = Field("", description="`card`, `phone` or both: such numbers are taken out of what was said")
 
     request_timeout_s: float = Field(60.0, gt=0, description="an engine silent for this long is restarted")
     start_timeout_s: float = Field(
@@ -101,6 +133,40 @@ class Settings(BaseSettings):
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least level of a log line")
     log_text: bool = Field(False, description="write what was said to the log")
 
+    @field_validator("keys_file", "audiosocket_port", mode="before")
+    @classmethod
+    def _empty_is_none(cls, given: object) -> object:
+        return None if given == "" else given
+
+    @field_validator("audiohook_secret")
+    @classmethod
+    def _secret_is_base64(cls, secret: SecretStr) -> SecretStr:
+        try:
+            base64.b64decode(secret.get_secret_value(), validate=True)
+        except ValueError:
+            raise ValueError("it must be base64, as Genesys shows it") from None
+        return secret
+
+    @field_validator("audiosocket_parameters")
+    @classmethod
+    def _parameters_are_known(cls, query: str) -> str:
+        """But for languages: those are the model's, which is not there yet."""
+        given = {name: value for name, value in parse_qsl(query) if name not in ("language", "languages")}
+        try:
+            parse_parameters(StreamParameters(), given, frozenset())
+        except BadMessage as error:
+            raise ValueError(error.message) from None
+        return query
+
+    @field_validator("redact")
+    @classmethod
+    def _kinds_are_known(cls, redact: str) -> str:
+        try:
+            parse_kinds(listed(redact))
+        except BadMessage as error:
+            raise ValueError(error.message) from None
+        return redact
+
     @field_validator("turn_credential")
     @classmethod
     def _turn_is_complete(cls, credential: SecretStr, info: ValidationInfo) -> SecretStr:
@@ -110,6 +176,17 @@ class Settings(BaseSettings):
         if turn in (Turn.CLOUDFLARE, Turn.TWILIO) and not (username and credential.get_secret_value()):
             raise ValueError(f"{turn} needs HARK_TURN_USERNAME and HARK_TURN_CREDENTIAL")
         return credential
+
+    @field_validator("token_secret")
+    @classmethod
+    def _secret_is_long(cls, secret: SecretStr) -> SecretStr:
+        if 0 < len(secret.get_secret_value()) < _LEAST_SECRET_CHARS:
+            raise ValueError(f"it needs at least {_LEAST_SECRET_CHARS} characters, as `openssl rand -hex 32` gives")
+        return secret
+
+    @property
+    def redacted_kinds(self) -> frozenset[Kind]:
+        return parse_kinds(listed(self.redact))
 
     @property
     def resolved_threads(self) -> int:

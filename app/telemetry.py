@@ -76,6 +76,9 @@ class Metrics:
         self.decoder_steps_saved = Counter(
             "hark_decoder_steps_saved_total", "Decoder steps that drafts made unnecessary", registry=r
         )
+        self.engine_load = Gauge(
+            "hark_engine_load", "Engine time that live finals take, in workers; see HARK_MAX_LOAD", registry=r
+        )
         self.shed_total = Counter("hark_shed_total", "Requests refused for lack of room", ["kind"], registry=r)
         self.engine_starts = Counter(
             "hark_engine_starts_total", "Engine processes that became ready; all but the first are restarts", registry=r

@@ -15,12 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from bench import scoring
 from bench.corpus import find_corpus, read_audio
-from models.ctranslate import CtranslateConfig, CtranslateWhisper
+from models.ctranslate import CtranslateConfig, CtranslateWhisper, Model, States
 from streaming.types import DecodeOptions, DecodeRequest, Float32, Hypothesis, Pcm16, Priority
 
 MAX_CLIP_S = 28.0
@@ -76,16 +73,23 @@ class Tally:
 HEADER = "set              clips    min WER/CER %     S    D    I  encode s  other s    RTF  full sampled rejected"
 
 
-class TimedWhisper(CtranslateWhisper):
-    """The engine, with the seconds its encoder took."""
+class TimedModel(Model):
+    """The model, with the seconds its encoder took."""
 
     encoder_s = 0.0
 
-    def _encode_features(self, log_mel: Float32) -> NDArray[np.generic]:
+    def _encode_features(self, log_mel: Float32) -> States:
         began = time.perf_counter()
         states = super()._encode_features(log_mel)
         self.encoder_s += time.perf_counter() - began
         return states
+
+
+class TimedWhisper(CtranslateWhisper):
+    """The engine with a timed model."""
+
+    def __init__(self, config: CtranslateConfig) -> None:
+        self.model: TimedModel = TimedModel(config)
 
 
 def clips(corpus: Path, sets: Sequence[str], every: int) -> Iterator[Clip]:
@@ -125,10 +129,10 @@ def run(engine: TimedWhisper, chosen: Sequence[Clip], *, detect: bool, verbose: 
         asked = request(number, clip, audio, engine.info.languages)
         if detect:
             asked = replace(asked, options=DecodeOptions())
-        before_s = engine.encoder_s
+        before_s = engine.model.encoder_s
         answer = engine.decode(asked)
         tally = tallies.setdefault(clip.corpus_set, Tally())
-        errors = tally.add(clip, answer, engine.encoder_s - before_s)
+        errors = tally.add(clip, answer, engine.model.encoder_s - before_s)
         if answer.rejected or (errors and (verbose or not clip.text)):
             print(
                 f"  {clip.path.name}: {errors} errors, {answer.language}, full={answer.full_window}, "
@@ -170,7 +174,7 @@ def main(argv: Sequence[str]) -> None:
         shaped=not asked.full_window,
     )
     engine = TimedWhisper(config)
-    engine.encoder_s = 0.0
+    engine.model.encoder_s = 0.0
     chosen = [
         clip
         for name in asked.sets.split(",")

@@ -118,7 +118,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--full-window", action="store_true", help="encode 30 s always")
     parser.add_argument("--pause-ms", type=int, default=500)
     parser.add_argument("--pre-roll-ms", type=int, default=512)
-    parser.add_argument("--post-roll-ms", type=int, default=320)
+    parser.add_argument("--post-roll-ms", type=int, default=128)
     parser.add_argument("--max-utterance-ms", type=int, default=20_000)
     parser.add_argument("--hold-back-ms", type=int, default=800)
     parser.add_argument("--step-ms", type=int, default=400, help="audio between two looks at the engine")
@@ -162,7 +162,7 @@ def main(argv: Sequence[str]) -> None:
             shaped=not asked.full_window,
         )
     )
-    engine.encoder_s = 0.0
+    engine.model.encoder_s = 0.0
     player = Player(engine, SileroModel(locate_vad(WeightsConfig())), _config(asked), asked.step_ms)
     tallies: dict[str, Tally] = {}
     totals: dict[str, Counter[str]] = {}
@@ -171,7 +171,7 @@ def main(argv: Sequence[str]) -> None:
             if engine.info.languages == {"en"} and clip.text and clip.language != "en":
                 continue
             known = clip.language in engine.info.languages and clip.text and not asked.detect
-            before_s = engine.encoder_s
+            before_s = engine.model.encoder_s
             audio = read_audio(clip.path)[: int(clip.duration_s * SAMPLE_RATE)]
             played = player.play(audio, clip.language if known else None)
             tally, total = tallies.setdefault(name, Tally()), totals.setdefault(name, Counter())
@@ -182,7 +182,7 @@ def main(argv: Sequence[str]) -> None:
                 full_window=played.full_windows > 0,
                 rejected=",".join(played.rejected),
             )
-            errors = tally.add(clip, answer, engine.encoder_s - before_s)
+            errors = tally.add(clip, answer, engine.model.encoder_s - before_s)
             total.update(utterances=played.utterances, retracted=played.retracted, disagreed=played.disagreed)
             total.update(played.decodes)
             _report(clip, played, errors, asked.verbose)

@@ -240,7 +240,12 @@ def _hypothesis_to_json(hypothesis: Hypothesis) -> dict[str, Any]:
 
 
 def _info_to_json(info: RecognizerInfo) -> dict[str, Any]:
-    return {"model": info.model, "languages": sorted(info.languages), "capacity": info.capacity}
+    return {
+        "model": info.model,
+        "languages": sorted(info.languages),
+        "capacity": info.capacity,
+        "workers": info.workers,
+    }
 
 
 def _error_to_json(error: SttError) -> dict[str, Any]:
@@ -285,7 +290,7 @@ def _hypothesis(fields: dict[str, Any]) -> Hypothesis:
 
 
 def _info(fields: dict[str, Any]) -> RecognizerInfo:
-    return RecognizerInfo(fields["model"], frozenset(fields["languages"]), fields["capacity"])
+    return RecognizerInfo(fields["model"], frozenset(fields["languages"]), fields["capacity"], fields["workers"])
 
 
 def _error(fields: dict[str, Any]) -> SttError:

@@ -151,7 +151,8 @@ def load(settings: Mapping[str, Any]) -> Loaded:
         if kind == "scripted_async":
             return Loaded(scripted.ScriptedAsyncEngine(scripted.ScriptedConfig(**fields)), *_scripted_clip())
         if kind == "ctranslate":
-            return in_threads(_ctranslate(fields), *warm_up_clip())
+            engine = _ctranslate(fields)
+            return Loaded(engine, *warm_up_clip(), at_once=engine.info.capacity)
         if kind == "vllm":
             return Loaded(_vllm(fields), *warm_up_clip())
     except ImportError as error:
@@ -172,10 +173,10 @@ def _scripted_clip() -> tuple[Pcm16, str]:
     return scripted.encode_words(words), " ".join(words)
 
 
-def _ctranslate(fields: Mapping[str, Any]) -> SyncEngine:
-    from models.ctranslate import CtranslateConfig, CtranslateWhisper  # heavy, and not there in every environment
+def _ctranslate(fields: Mapping[str, Any]) -> Engine:
+    from models.ctranslate import CtranslateConfig, CtranslateEngine  # heavy, and not there in every environment
 
-    return CtranslateWhisper(CtranslateConfig(**{**fields, "model_dir": Path(fields["model_dir"])}))
+    return CtranslateEngine(CtranslateConfig(**{**fields, "model_dir": Path(fields["model_dir"])}))
 
 
 def _vllm(fields: Mapping[str, Any]) -> Engine:

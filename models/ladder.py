@@ -304,8 +304,8 @@ class Ladder:
         )
 
     def _context(self, request: DecodeRequest, said_before: str) -> list[int]:
-        prompt = f"{request.options.prompt} {said_before}".strip()
-        return whisper_text.context_tokens(self._tokens, prompt, request.options.hotwords)
+        options = request.options
+        return whisper_text.context_tokens(self._tokens, options.prompt, options.hotwords, said_before)
 
     def _without_context(self, plan: _Plan) -> _Plan:
         return replace(plan, context=self._context(plan.request, ""), context_text="")

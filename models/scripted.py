@@ -105,7 +105,9 @@ class ScriptedConfig:
 
     @property
     def info(self) -> RecognizerInfo:
-        return RecognizerInfo(model="scripted", languages=frozenset({"de", "en", "fr"}), capacity=self.capacity)
+        return RecognizerInfo(
+            model="scripted", languages=frozenset({"de", "en", "fr"}), capacity=self.capacity, workers=self.capacity
+        )
 
     def answer(self, request: DecodeRequest) -> Hypothesis:
         """What is said in the request's audio. Raises RecognizerFailed on ``fail_on``, OSError on ``fault_on``."""

@@ -131,7 +131,8 @@ class VllmWhisper:
     def info(self) -> RecognizerInfo:
         """The model's name, its languages, and how many decodes run at once."""
         languages = frozenset(self._files.special.languages) or frozenset({"en"})
-        return RecognizerInfo(self._config.model_name, languages, self._core.settings.sequences)
+        sequences = self._core.settings.sequences  # each for as long as its decode lasts
+        return RecognizerInfo(self._config.model_name, languages, sequences, workers=sequences)
 
     @property
     def core(self) -> "Core":

@@ -19,6 +19,7 @@ Encode = Callable[[str], list[int]]
 Decode = Callable[[Sequence[int]], str]
 
 MAX_LENGTH_TOKENS = 448  # the decoder's positions
+CONTEXT_STEP = 16
 MAX_CONTEXT_TOKENS = MAX_LENGTH_TOKENS // 2 - 1  # of them, what may come before <|startoftranscript|>
 
 MAX_COMPRESSION_RATIO = 2.4
@@ -71,16 +72,21 @@ class SpecialTokens:
         return [self.start_of_transcript, self.languages[language], task_token]
 
 
-def context_tokens(encode: Encode, prompt: str, hotwords: Sequence[str]) -> list[int]:
-    """Tokens of what came before: the hotwords, then the end of the prompt; at most 223, half of them hotwords.
+def context_tokens(encode: Encode, prompt: str, hotwords: Sequence[str], said_before: str = "") -> list[int]:
+    """Tokens of what came before: hotwords, prompt, what was said; at most 223, the oldest dropped, half hotwords.
 
-    The order is faster-whisper's, the common limit is not: there the two together can fill the decoder.
+    The order is faster-whisper's, the common limit is not: there the two together can fill the decoder. What was said
+    is cut at its beginning so that lengths are few (``CONTEXT_STEP``): decodes share a call only where they are equal.
     """
     previous = encode(" " + prompt.strip()) if prompt.strip() else []
+    said = encode(" " + said_before.strip()) if said_before.strip() else []
     expected = encode(" " + ", ".join(word.strip() for word in hotwords)) if hotwords else []
-    expected = expected[: MAX_CONTEXT_TOKENS // 2 if previous else MAX_CONTEXT_TOKENS]
+    expected = expected[: MAX_CONTEXT_TOKENS // 2 if previous or said else MAX_CONTEXT_TOKENS]
+    surplus = (len(expected) + len(previous) + len(said)) % CONTEXT_STEP
+    if len(said) >= surplus + CONTEXT_STEP:
+        said = said[surplus:]
     room = MAX_CONTEXT_TOKENS - len(expected)
-    return expected + previous[-room:]
+    return expected + [*previous, *said][-room:]
 
 
 def decoder_prompt(

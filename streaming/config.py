@@ -83,7 +83,7 @@ class SegmenterConfig:
     """
 
     pre_roll_ms: int = 512
-    post_roll_ms: int = 320
+    post_roll_ms: int = 128
     max_utterance_ms: int = 20_000
     cut_zone_ms: int = 6_000
 

@@ -29,7 +29,10 @@ class SpeechStopped:
 
 @dataclass(frozen=True, slots=True)
 class PartialTranscript:
-    """The text so far: ``committed`` only grows within an utterance, ``tentative`` may change with the next one."""
+    """The text so far: ``committed`` only grows within an utterance, ``tentative`` may change with the next one.
+
+    ``words`` are those of both, in order; their times and probabilities may still change.
+    """
 
     utterance_id: int
     channel: int
@@ -37,6 +40,7 @@ class PartialTranscript:
     tentative: str
     start_sample: int
     end_sample: int
+    words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,11 @@ class Segmenter:
         """Is the open utterance in a pause, with the audio that its final needs all there?"""
         return self._paused
 
+    @property
+    def is_quiet(self) -> bool:
+        """Has the open utterance's speech stopped, for however short a time so far?"""
+        return self._pause_start is not None
+
     def push(self, window: Float32, probability: float) -> list[SegmenterEvent]:
         """One window, float32 (512,), and its probability."""
         self._windows.append(_Window(to_pcm16(window), probability, float(np.dot(window, window))))

@@ -5,7 +5,8 @@ Six verbs in, a list of outputs back; nothing is awaited and there is no clock b
     receive_audio(bytes)        receive_gap(samples)        receive_commit()
     receive_eof()               receive_hypothesis(h)       receive_failure(request_id, error)
 
-The caller carries out each ``Decode`` and brings its answer; everything else is for the client.
+The caller carries out each ``Decode`` and brings its answer; everything else is for the client. A partial that had to
+wait for its turn is asked with the newest audio: ``renew``.
 """
 
 from collections import deque
@@ -186,6 +187,20 @@ class Session:
                 return self._settle(channel)
         return []
 
+    def renew(self, request_id: int) -> DecodeRequest | None:
+        """The partial of this id with the newest audio, to be decoded instead; None where the old one should be.
+
+        Only for a request that no recognizer has been given yet.
+        """
+        for channel in self._channels:
+            utterance = channel.open
+            if utterance is None or channel.segmenter.is_paused:
+                continue
+            segment = channel.segmenter.segment()
+            if utterance.scheduler.renewed(request_id, segment):
+                return self._request(channel, utterance, request_id, Purpose.PARTIAL, segment)
+        return None
+
     # From frames to utterances -------------------------------------------------------------------------------
 
     def _require_open(self) -> None:
@@ -248,6 +263,8 @@ class Session:
         if segmenter.is_paused:
             if utterance.scheduler.wants_early_final() and self._may_ask_final(channel, utterance):
                 return self._ask(channel, utterance, Purpose.EARLY_FINAL, segmenter.segment())
+        elif segmenter.is_quiet and utterance.scheduler.early_final:
+            pass  # the early final is a few windows away, and would wait for a partial that was begun now
         elif utterance.scheduler.wants_partial(segmenter.speech_start, segmenter.position):
             return self._ask(channel, utterance, Purpose.PARTIAL, segmenter.segment())
         return []
@@ -268,9 +285,15 @@ class Session:
         asked = Asked(self._next_request, purpose, segment)
         self._next_request += 1
         stale = utterance.scheduler.asked(asked)
+        request = self._request(channel, utterance, asked.request_id, purpose, segment)
+        return [*(CancelDecode(request_id) for request_id in stale), Decode(request)]
+
+    def _request(
+        self, channel: _Channel, utterance: _Utterance, request_id: int, purpose: Purpose, segment: Segment
+    ) -> DecodeRequest:
         is_partial = purpose is Purpose.PARTIAL
-        request = DecodeRequest(
-            request_id=asked.request_id,
+        return DecodeRequest(
+            request_id=request_id,
             utterance_id=utterance.id,
             channel=channel.index,
             priority=Priority.LIVE_PARTIAL if is_partial else self._config.final_priority,
@@ -282,7 +305,6 @@ class Session:
             context_language=channel.context.language,
             options=replace(self._config.options, language_hint=self._language_hint),
         )
-        return [*(CancelDecode(request_id) for request_id in stale), Decode(request)]
 
     # What answers are good for -------------------------------------------------------------------------------
 
@@ -297,16 +319,15 @@ class Session:
         return self._partial(channel, utterance, words, asked) + self._schedule(channel)
 
     def _partial(self, channel: _Channel, utterance: _Utterance, words: Sequence[Word], asked: Asked) -> list[Output]:
-        if not words:  # a rejected text is no reason to blank the screen
+        if not words or not self._config.partials.enabled:  # a rejected text is no reason to blank the screen
             return []
         text = utterance.stabilizer.update(words, asked.end_sample, channel.segmenter.cut_limit)
         if (text.committed, text.tentative) == utterance.shown:
             return []
         utterance.shown = (text.committed, text.tentative)
-        end_sample = self._heard(asked.end_sample)
-        return [
-            PartialTranscript(utterance.id, utterance.channel, *utterance.shown, utterance.start_sample, end_sample)
-        ]
+        start_sample, end_sample = utterance.start_sample, self._heard(asked.end_sample)
+        shown = tuple(_clamp(word, start_sample, end_sample) for word in utterance.stabilizer.words)
+        return [PartialTranscript(utterance.id, utterance.channel, *utterance.shown, start_sample, end_sample, shown)]
 
     def _final(self, utterance: _Utterance, words: Sequence[Word], hypothesis: Hypothesis) -> FinalTranscript:
         settled = utterance.stabilizer.settle(words)

@@ -63,6 +63,11 @@ class Stabilizer:
         self._previous: tuple[Word, ...] = ()  # the last hypothesis, after the committed words
         self.committed: tuple[Word, ...] = ()
 
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """Those of the text to show: the committed ones, then the others of the last hypothesis."""
+        return self.committed + self._previous
+
     def update(self, words: Sequence[Word], audio_end: int, commit_limit: int) -> Transcript:
         """A new hypothesis of audio that ends at ``audio_end`` → the text to show.
 

@@ -94,6 +94,7 @@ class Hypothesis:
     Word positions count from the start of the request's audio. ``text`` is "" where nothing is said; then
     ``rejected`` may name the guard that dropped a text ("no_speech", "repetition", ...). ``average_logprob`` is per
     token, natural logarithm. ``full_window`` says that the 30 s window was decoded instead of the shaped one.
+    ``decode_s``: the engine's time that it took, its share where several were decoded together.
     ``decoder_steps``: steps that made text, over all rungs; ``decoder_steps_saved``: those that a draft spared.
     An engine that does not count them leaves both 0.
     """
@@ -116,8 +117,12 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class RecognizerInfo:
-    """What a ready recognizer is: its model's name, the language codes it knows, and how many decodes run at once."""
+    """What a ready recognizer is: its model's name, the language codes it knows, and how many decodes run at once.
+
+    ``workers``: how much it can do, in seconds of ``Hypothesis.decode_s`` a second.
+    """
 
     model: str
     languages: frozenset[str]
     capacity: int
+    workers: int = 1

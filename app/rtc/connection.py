@@ -188,14 +188,14 @@ class Connection(WebRTCConnectionMixin):
     async def receive(self) -> str | bytes | Gap:
         return await self._inbox.get()
 
-    async def send(self, text: str) -> None:
+    async def send(self, message: str | bytes) -> None:
         channel = self._require_channel()
         while channel.bufferedAmount > self._config.unsent_bytes:
             self._writable.clear()
             await self._writable.wait()
             self._require_channel()
         try:
-            channel.send(text)
+            channel.send(message)
         except InvalidStateError:
             raise ClientGone from None
         except ValueError as error:  # longer than the client said that it takes

@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -16,8 +16,10 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from app.access import Grant
 from app.errors import error_object
-from app.media import MediaLimits, open_media
+from app.media import MediaDecoder, MediaLimits, open_media
+from app.uploads import CLIENT_GONE, check_declared_size, counted_body, unless_gone
 from app.wire.openai_http import (
     SSE_KEEPALIVE,
     BadField,
@@ -33,7 +35,9 @@ from app.wire.openai_http import (
     render_failure,
     split_results,
 )
-from streaming.errors import BadMessage, ClientError, SttError
+from streaming.audio import SAMPLE_RATE
+from streaming.config import SessionConfig
+from streaming.errors import BadMessage, SttError
 from streaming.events import FinalTranscript, TranscriptFailed
 from streaming.types import DecodeOptions, Task
 
@@ -45,11 +49,9 @@ FIELD_BYTES = 64 * 1024
 FIELDS = 200
 FILES = 4
 KEEPALIVE_S = 15.0
-STALL_S = 60.0  # an upload of which nothing comes for so long holds its place for nothing
 
-_CLIENT_GONE = 499  # nginx's code; nobody is left to read it
+_BYTES_A_SECOND = 2 * SAMPLE_RATE
 
-T = TypeVar("T")
 Outcome = FinalTranscript | TranscriptFailed
 
 
@@ -57,9 +59,15 @@ class Transcriber(Protocol):
     """What the composition root provides: a whole file through one session, partials off."""
 
     async def transcribe(
-        self, pcm_chunks: AsyncIterator[bytes], options: DecodeOptions, progress: Callable[[Outcome], None]
+        self,
+        pcm_chunks: AsyncIterator[bytes],
+        options: DecodeOptions,
+        progress: Callable[[Outcome], None],
+        adjust: Callable[[SessionConfig], SessionConfig],
     ) -> list[Outcome]:
         """Chunks of whole samples, 16 kHz, mono, int16 little-endian → every utterance's outcome.
+
+        ``adjust`` changes what is usual for recordings.
 
         ``progress`` is told each as it is settled, in the order in which they were said.
 
@@ -74,12 +82,13 @@ class Transcriber(Protocol):
 class FileService:
     """What the routes need.
 
-    ``admit()`` is entered before a byte of the upload is read and left when the answer is ready; it raises Overloaded
-    where there is no room. ``model_names()``: what the served model is called, its main name first.
+    ``admit(request)`` is entered before a byte of the upload is read and left when the answer is ready; it raises
+    Overloaded where there is no room. What it gives is told how much audio was taken. ``model_names()``: what the
+    served model is called, its main name first.
     """
 
     transcriber: Transcriber
-    admit: Callable[[], AbstractContextManager[None]]
+    admit: Callable[[Request], AbstractContextManager[Grant]]
     model_names: Callable[[], Sequence[str]]
     media_limits: MediaLimits
     max_upload_bytes: int = 512 << 20
@@ -130,21 +139,21 @@ def _names(service: FileService) -> list[str]:
 
 
 async def _serve(request: Request, service: FileService, task: Task) -> Response:
-    _check_declared_size(request, service.max_upload_bytes)
+    check_declared_size(request, service.max_upload_bytes)
     try:
         async with contextlib.AsyncExitStack() as held:
-            held.enter_context(service.admit())
+            grant = held.enter_context(service.admit(request))
             form = await _read_form(request, service.max_upload_bytes)
             held.push_async_callback(form.close)
             upload, wanted = _parts(form, task)
             # Decoding reads the spooled file itself, which has no name in the file system: nothing is left of it.
             descriptor = await asyncio.to_thread(_on_disk, upload)
-            work = functools.partial(_transcribe, service, descriptor, wanted)
+            work = functools.partial(_transcribe, service, grant, descriptor, wanted)
             if wanted.is_streamed:
-                return _EventStream(request, work, held.pop_all())
-            return _response(await _unless_gone(request, work(lambda outcome: None)), wanted)
+                return _EventStream(request, work, held.pop_all(), logprobs=wanted.logprobs)
+            return _response(await unless_gone(request, work(lambda outcome: None)), wanted)
     except ClientDisconnect:
-        return Response(status_code=_CLIENT_GONE)
+        return Response(status_code=CLIENT_GONE)
 
 
 def _parts(form: FormData, task: Task) -> tuple[UploadFile, TranscriptionForm]:
@@ -156,11 +165,16 @@ def _parts(form: FormData, task: Task) -> tuple[UploadFile, TranscriptionForm]:
 
 
 async def _transcribe(
-    service: FileService, descriptor: int, wanted: TranscriptionForm, progress: Callable[[Outcome], None]
+    service: FileService,
+    grant: Grant,
+    descriptor: int,
+    wanted: TranscriptionForm,
+    progress: Callable[[Outcome], None],
 ) -> Transcription:
     """Raises the first utterance's error where some failed and nothing was understood."""
     async with open_media(descriptor, service.media_limits) as media:
-        results = await service.transcriber.transcribe(media.chunks(), wanted.options, progress)
+        audio, adjust = _counted_audio(media, grant), wanted.chunking.applied_to
+        results = await service.transcriber.transcribe(audio, wanted.options, progress, adjust)
         finals, failures = split_results(results)
         if failures and not any(final.text.strip() for final in finals):
             raise failures[0].error
@@ -168,6 +182,13 @@ async def _transcribe(
         if media.report.warning:
             warnings.insert(0, media.report.warning)
         return Transcription(wanted.options.task, media.report.duration_s, finals, tuple(warnings))
+
+
+async def _counted_audio(media: MediaDecoder, grant: Grant) -> AsyncIterator[bytes]:
+    """Raises TooManyRequests where the key's audio is used up."""
+    async for chunk in media.chunks():
+        grant.spend(len(chunk) / _BYTES_A_SECOND)
+        yield chunk
 
 
 def _response(transcription: Transcription, wanted: TranscriptionForm) -> Response:
@@ -189,6 +210,8 @@ class _EventStream(Response):
         request: Request,
         work: Callable[[Callable[[Outcome], None]], Coroutine[None, None, Transcription]],
         held: contextlib.AsyncExitStack,
+        *,
+        logprobs: bool,
     ) -> None:
         super().__init__(
             media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -197,12 +220,13 @@ class _EventStream(Response):
         self._request = request
         self._work = work
         self._held = held
+        self._logprobs = logprobs
         self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._held:
             try:
-                await _unless_gone(self._request, self._run(send))
+                await unless_gone(self._request, self._run(send))
             except ClientDisconnect:
                 pass
 
@@ -219,7 +243,7 @@ class _EventStream(Response):
         work.add_done_callback(lambda task: finals.put_nowait(None))
         try:
             await self._forward(finals, send)
-            await self._send(send, render_done(await work))
+            await self._send(send, render_done(await work, logprobs=self._logprobs))
         except SttError as error:
             if not self._has_begun:
                 raise
@@ -240,7 +264,7 @@ class _EventStream(Response):
                 continue
             if final is None:
                 return
-            await self._send(send, render_delta(final, is_first=is_first))
+            await self._send(send, render_delta(final, is_first=is_first, logprobs=self._logprobs))
             is_first = False
 
     async def _send(self, send: Send, event: str) -> None:
@@ -254,41 +278,13 @@ def _header_value(warnings: Sequence[str]) -> str:
     return "; ".join(warnings).encode("ascii", "replace").decode().replace("\n", " ")[:1000]
 
 
-def _check_declared_size(request: Request, max_bytes: int) -> None:
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
-
-
-def _too_large(max_bytes: int) -> ClientError:
-    return ClientError(f"The upload is larger than the {max_bytes} bytes that are accepted.", code="upload_too_large")
-
-
-async def _counted(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """The body as it comes. Raises ClientError as soon as it is too long, or where nothing comes any more."""
-    received = 0
-    stream = request.stream()
-    while True:
-        try:
-            async with asyncio.timeout(STALL_S):
-                chunk = await anext(stream, None)
-        except TimeoutError as error:
-            raise ClientError("The upload stalled.", code="upload_stalled") from error
-        if chunk is None:
-            return
-        received += len(chunk)
-        if received > max_bytes:
-            raise _too_large(max_bytes)
-        yield chunk
-
-
 async def _read_form(request: Request, max_bytes: int) -> FormData:
     """The multipart form; files are spooled to disk beyond a megabyte. Raises ClientError."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise BadMessage("Send the file as multipart/form-data.", code="not_multipart")
     parser = MultiPartParser(
         request.headers,
-        _counted(request, max_bytes),
+        counted_body(request, max_bytes),
         max_files=FILES,
         max_fields=FIELDS,
         max_part_size=FIELD_BYTES,
@@ -306,26 +302,6 @@ def _on_disk(upload: UploadFile) -> int:
     descriptor = upload.file.fileno()
     upload.file.flush()
     return descriptor
-
-
-async def _unless_gone(request: Request, work: Coroutine[None, None, T]) -> T:
-    """The work's result. Raises ClientDisconnect, with the work cancelled, where the client leaves first."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_gone(request))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _field(description: str, **schema: object) -> dict[str, object]:
@@ -353,6 +329,8 @@ _FORM_SCHEMA: dict[str, object] = {
                             "type": "array",
                             "items": {"type": "string", "enum": ["word", "segment"]},
                         },
+                        "include[]": {"type": "array", "items": {"type": "string", "enum": ["logprobs"]}},
+                        "chunking_strategy": _field("'auto', or JSON with type 'server_vad' and its values."),
                         "stream": {"type": "boolean", "description": "Answer as server-sent events."},
                     },
                 }

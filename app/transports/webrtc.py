@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from app.access import parameters_in
 from app.conversation import Conversation, Terms
+from app.errors import close_code
 from app.rtc.config import RtcConfig
 from app.rtc.ice import IceServers, IceSource
 from app.rtc.offer import BadOffer, check_offer
@@ -45,7 +46,7 @@ class WebRtc:
         self._config = config
         self._load = load
         self._new_connection: Callable[[IceServers, uuid.UUID], Connection] | None = None
-        self._terms = Terms(idle_timeout_s=service.settings.rtc_audio_timeout_s, has_track=True, audio=AudioFormat())
+        self._terms = Terms(idle_timeout_s=service.settings.rtc_audio_timeout_s, has_track=True)
         self._connections: dict[uuid.UUID, Connection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.routes = APIRouter()
@@ -79,21 +80,24 @@ class WebRtc:
         sdp = body.get("sdp")
         if body.get("type") != "offer" or not isinstance(sdp, str):
             raise BadOffer("the body must have type 'offer' and an sdp, or type 'ice-candidate' and a candidate")
-        self._service.access.count(request)
         return JSONResponse({"sdp": await self._connect(webrtc_id, sdp, request), "type": "answer"})
 
     async def _connect(self, webrtc_id: uuid.UUID, sdp: str, request: Request) -> str:
-        """The answer. The connection goes on by itself; its slot is taken before anything is built for it."""
+        """The answer. The connection goes on by itself; its places are taken before anything is built for it."""
         if self._new_connection is None:
             raise Overloaded("the service is still starting; try again in a few seconds", code="starting")
-        check_offer(sdp)
-        ice = await self._ice.get()
-        if webrtc_id in self._connections:
-            raise BadField("there is a connection of this id", param="webrtc_id", code="connection_exists")
         with contextlib.ExitStack() as held:
+            grant = held.enter_context(self._service.access.stream(request))  # a bad offer counts too
+            check_offer(sdp)
+            ice = await self._ice.get()
+            if webrtc_id in self._connections:
+                raise BadField("there is a connection of this id", param="webrtc_id", code="connection_exists")
             connection = self._new_connection(ice, webrtc_id)
-            conversation = Conversation(self._service, connection, contextlib.nullcontext, self._terms)
-            conversation.configure(native.query_parameters(parameters_in(request)))
+            dialect = self._dialect(webrtc_id)
+            dialect.configure(native.query_parameters(parameters_in(request)))
+            conversation = Conversation(
+                self._service, connection, lambda: contextlib.nullcontext(grant), self._terms, dialect, webrtc_id.hex
+            )
             held.enter_context(self._service.stream_slot())
             self._connections[webrtc_id] = connection
             held.callback(self._connections.pop, webrtc_id)
@@ -107,11 +111,17 @@ class WebRtc:
         task.add_done_callback(self._tasks.discard)
         return answer
 
+    def _dialect(self, webrtc_id: uuid.UUID) -> native.NativeDialect:
+        service = self._service
+        return native.NativeDialect(
+            webrtc_id.hex, service.stream_defaults, lambda: service.info, close_code, audio=AudioFormat()
+        )
+
     async def _serve(self, connection: "Connection", conversation: Conversation, held: contextlib.ExitStack) -> None:
         """The slot is free when the conversation is over: to take leave of a TURN server that is gone takes 30 s."""
         try:
             with held:
-                await conversation.serve({})
+                await conversation.serve()
         finally:
             await connection.dispose()
 

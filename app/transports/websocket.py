@@ -1,73 +1,42 @@
 """``/v1/stream``: Hark's own protocol over a WebSocket."""
 
-import asyncio
 import contextlib
+import uuid
 from collections.abc import Iterator
 
 from fastapi import APIRouter
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
-from app.access import parameters_in
+from app.access import Grant, accepted_subprotocol, parameters_in
 from app.conversation import Conversation, Terms
-from app.live import ClientGone
+from app.errors import close_code
 from app.service import Service
+from app.transports.peer import WebSocketPeer
 from app.wire import native
-
-_CLOSE_TIMEOUT_S = 2.0
 
 
 def routes(service: Service) -> APIRouter:
     router = APIRouter()
-    terms = Terms(idle_timeout_s=service.settings.idle_timeout_s)
+    idle_s = service.settings.idle_timeout_s
+    terms = Terms(idle_s, idle_message=f'nothing came for {idle_s:g} s; send {{"type":"keepalive"}} while muted')
 
     @router.websocket("/v1/stream")
     async def stream(websocket: WebSocket) -> None:
         @contextlib.contextmanager
-        def admit() -> Iterator[None]:
+        def admit() -> Iterator[Grant]:
             """After the handshake: a browser is not told why one was refused."""
-            service.access.check(websocket)
-            service.access.count(websocket)
-            with service.stream_slot():
-                yield
+            with service.access.stream(websocket) as grant, service.stream_slot():
+                yield grant
 
-        conversation = Conversation(service, _Peer(websocket), admit, terms)
-        await conversation.serve(native.query_parameters(parameters_in(websocket)))
+        session_id = uuid.uuid4().hex
+        dialect = native.NativeDialect(
+            session_id,
+            service.stream_defaults,
+            lambda: service.info,
+            close_code,
+            given=native.query_parameters(parameters_in(websocket)),
+        )
+        peer = WebSocketPeer(websocket, accepted_subprotocol(websocket))
+        await Conversation(service, peer, admit, terms, dialect, session_id).serve()
 
     return router
-
-
-class _Peer:
-    """A WebSocket's client. Starlette has two ways to say that it has just left."""
-
-    def __init__(self, websocket: WebSocket) -> None:
-        self._websocket = websocket
-
-    async def open(self) -> None:
-        try:
-            await self._websocket.accept()
-        except (WebSocketDisconnect, RuntimeError):
-            raise ClientGone from None
-
-    async def receive(self) -> str | bytes:
-        message = await self._websocket.receive()
-        if message["type"] == "websocket.disconnect":
-            raise ClientGone
-        data: bytes | None = message.get("bytes")
-        if data is not None:
-            return data
-        text: str = message.get("text") or ""
-        return text
-
-    async def send(self, text: str) -> None:
-        try:
-            await self._websocket.send_text(text)
-        except (WebSocketDisconnect, RuntimeError):
-            raise ClientGone from None
-
-    async def close(self, code: int, why: str) -> None:
-        cut = why.encode()[:120].decode(errors="ignore")  # a close frame holds 123 bytes (RFC 6455, 5.5)
-        try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self._websocket.close(code, cut)
-        except (TimeoutError, RuntimeError, WebSocketDisconnect):
-            pass

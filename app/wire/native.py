@@ -1,14 +1,16 @@
 """Hark's own protocol, ``/v1/stream``: JSON text for control and results, binary for audio. See docs/protocol.md.
 
-Pure: names and values in, frozen requests out; session outputs in, JSON-ready dictionaries out.
+Pure: names and values in, frozen requests out; session outputs in, JSON-ready dictionaries out. ``NativeDialect`` puts
+these together for one connection.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from app.dialect import Action, Audio, Commit, Complaint, Eof, Lag, Marked, Say, Start, ToClient, Wire
 from streaming.audio import samples_to_ms
 from streaming.config import (
     AudioFormat,
@@ -29,11 +31,13 @@ from streaming.events import (
     SpeechStopped,
     TranscriptFailed,
 )
-from streaming.types import DecodeOptions, Task, Word
+from streaming.types import DecodeOptions, RecognizerInfo, Task, Word
 
 MAX_PROMPT_CHARS = 1_000  # Whisper looks back at 224 tokens at most
 MAX_HOTWORDS = 200
 MAX_HOTWORD_CHARS = 100
+CLOSE_DONE = 1000
+CLOSE_RESTART = 1012  # "service restart": SDKs connect again
 _LONGEST_NUMBER = 12  # digits; so many are out of every range, and short enough for an error message
 
 
@@ -298,3 +302,99 @@ def render(event: ClientEvent, *, words: bool = True) -> dict[str, Any]:
             return {"type": "failed", **_span(event), "code": event.error.code, "message": event.error.message}
         case SessionDone(received):
             return {"type": "done", "audio_ms": samples_to_ms(received)}
+
+
+class NativeDialect:
+    """The protocol as app/dialect.py's Dialect, for one connection."""
+
+    def __init__(
+        self,
+        session_id: str,
+        parameters: StreamParameters,
+        info: Callable[[], RecognizerInfo],
+        close_code: Callable[[SttError], int],
+        *,
+        given: Mapping[str, object] | None = None,
+        audio: AudioFormat | None = None,
+    ) -> None:
+        """``parameters``: the service's defaults; ``given``: what the opening asks for, taken when the client can be
+        told what is wrong with it. ``info`` raises Overloaded while the engine starts. ``audio``: the only format there
+        is; None where the client chooses.
+        """
+        self._id = session_id
+        self._parameters = parameters
+        self._info = info
+        self._close_code = close_code
+        self._given = given or {}
+        self._audio = audio
+        self._is_hearing = False
+
+    def configure(self, given: Mapping[str, object]) -> None:
+        """Take parameters, before the first audio. Raises BadMessage, or Overloaded while the engine starts."""
+        parameters = parse_parameters(self._parameters, given, self._info().languages)
+        if self._audio is not None and parameters.session_config().audio != self._audio:
+            only = f"{self._audio.encoding.value}, {self._audio.sample_rate_hz} Hz, {self._audio.channels} channel"
+            raise BadMessage(f"the audio of this connection is always {only}", code="bad_parameter")
+        self._parameters = parameters
+
+    def open(self) -> Sequence[Action]:
+        self.configure(self._given)
+        return [self._ready()]
+
+    def receive(self, message: Wire) -> Sequence[Action]:
+        """Before the first audio a wrong message is the end of it; later it is complained of."""
+        if isinstance(message, bytes):
+            return [*self._begin(), Audio(message)]
+        if not self._is_hearing:
+            return self._on_message(parse_message(message))
+        try:
+            return self._on_message(parse_message(message))
+        except BadMessage as error:
+            return [Complaint(error)]
+
+    def _on_message(self, message: Control | Configure) -> Sequence[Action]:
+        match message:
+            case Configure() if self._is_hearing:
+                raise BadMessage("config must come before the first audio", code="late_config")
+            case Configure(parameters):
+                self.configure(parameters)
+                return [self._ready()]
+            case Control.COMMIT:
+                return [*self._begin(), Commit()]
+            case Control.EOF:
+                return [*self._begin(), Eof()]
+            case Control.KEEPALIVE:
+                return []
+
+    def _begin(self) -> Sequence[Action]:
+        if self._is_hearing:
+            return []
+        self._is_hearing = True
+        return [Start(self._parameters.session_config())]
+
+    def _ready(self) -> Say:
+        return Say(_text(render_ready(self._id, self._parameters, self._info().model)))
+
+    def render(self, event: ToClient) -> Sequence[Wire]:
+        match event:
+            case Lag(received, covered):
+                return [_text(render_lag(received, covered))]
+            case Complaint(error):
+                return [_text(render_error(error, fatal=False))]
+            case Marked():  # no Commit of this protocol has a mark
+                return []
+            case _:
+                return [_text(render(event, words=self._parameters.words))]
+
+    def refuse(self, error: SttError) -> tuple[Sequence[Wire], int]:
+        return [_text(render_error(error, fatal=True))], self._close_code(error)
+
+    def farewell(self, *, going_down: bool) -> tuple[Sequence[Wire], int, str]:
+        if not going_down:
+            return [], CLOSE_DONE, ""
+        error = SttError("the service is going down; all audio so far is transcribed", code="shutting_down")
+        return [_text(render_error(error, fatal=True))], CLOSE_RESTART, "service restart"
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":"))

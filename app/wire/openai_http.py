@@ -7,12 +7,13 @@ models; a bad value of a known field is an error that names the field.
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from app.wire.subtitles import cues, to_srt, to_vtt
 from streaming.audio import SAMPLE_RATE
+from streaming.config import SessionConfig
 from streaming.errors import BadMessage
 from streaming.events import FinalTranscript, TranscriptFailed
 from streaming.types import DecodeOptions, Task
@@ -40,6 +41,7 @@ LANGUAGE_NAMES = {
     "yue": "cantonese", "zh": "chinese",
 }  # fmt: skip
 _CODES_BY_NAME = {name: code for code, name in LANGUAGE_NAMES.items()} | {"mandarin": "zh", "jv": "jw", "nb": "no"}
+_CHUNKING = "chunking_strategy"
 _WRITTEN_WITHOUT_SPACES = frozenset({"zh", "yue", "ja", "th", "lo", "my", "km", "bo"})
 
 
@@ -54,7 +56,10 @@ class BadField(BadMessage):
 
 
 class ResponseFormat(Enum):
-    """What the answer looks like; text, srt and vtt are bare bodies and no JSON strings."""
+    """What the answer looks like; text, srt and vtt are bare bodies and no JSON strings.
+
+    OpenAI's ``diarized_json`` is not among them: nothing here tells voices apart, and made-up speakers help nobody.
+    """
 
     JSON = "json"
     TEXT = "text"
@@ -64,8 +69,31 @@ class ResponseFormat(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Chunking:
+    """A ``server_vad`` object: how speech is cut into utterances. None keeps what is usual for recordings."""
+
+    threshold: float | None = None
+    silence_duration_ms: int | None = None
+    prefix_padding_ms: int | None = None
+
+    def applied_to(self, config: SessionConfig) -> SessionConfig:
+        """Raises BadMessage where a value is out of range."""
+        usual, segmenter = config.endpointer, config.segmenter
+        threshold = usual.threshold if self.threshold is None else self.threshold
+        pause_ms = usual.pause_ms if self.silence_duration_ms is None else self.silence_duration_ms
+        pre_roll_ms = segmenter.pre_roll_ms if self.prefix_padding_ms is None else self.prefix_padding_ms
+        release = min(threshold, max(0.05, threshold - (usual.threshold - usual.release_threshold)))
+        return replace(
+            config,
+            endpointer=replace(usual, threshold=threshold, release_threshold=release, pause_ms=pause_ms),
+            segmenter=replace(segmenter, pre_roll_ms=pre_roll_ms),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class TranscriptionForm:
-    """A valid request. ``model`` is the client's name for it; ``segments`` and ``words`` are parts of verbose_json."""
+    """A valid request. ``model`` is the client's name for it; ``segments`` and ``words`` are parts of verbose_json,
+    ``logprobs`` of json."""
 
     model: str
     options: DecodeOptions
@@ -73,6 +101,8 @@ class TranscriptionForm:
     segments: bool
     words: bool
     stream: bool
+    logprobs: bool = False
+    chunking: Chunking = Chunking()
 
     @property
     def is_streamed(self) -> bool:
@@ -105,11 +135,16 @@ class Transcription:
     @property
     def language(self) -> str:
         """The code of the language that most of the speech is in; "" where nothing was said."""
+        return next(iter(self.languages), "")
+
+    @property
+    def languages(self) -> list[str]:
+        """The codes of all that is spoken, most of it first."""
         spoken: dict[str, int] = {}
         for final in self.finals:
             if final.text.strip() and final.language:
                 spoken[final.language] = spoken.get(final.language, 0) + final.end_sample - final.start_sample
-        return max(spoken, key=lambda code: spoken[code], default="")
+        return sorted(spoken, key=lambda code: -spoken[code])
 
 
 def piece(final: FinalTranscript, *, is_first: bool) -> str:
@@ -119,10 +154,7 @@ def piece(final: FinalTranscript, *, is_first: bool) -> str:
 
 
 def parse_form(fields: Iterable[tuple[str, str]], task: Task) -> TranscriptionForm:
-    """The form's text fields, in order, → the request. Raises BadField.
-
-    ``temperature`` is checked and not used: the recognizer raises it by itself where a decode goes wrong.
-    """
+    """The form's text fields, in order, → the request. Raises BadField."""
     values: dict[str, list[str]] = {}
     for name, value in fields:
         values.setdefault(name.removesuffix("[]"), []).append(value.strip())
@@ -135,6 +167,8 @@ def parse_form(fields: Iterable[tuple[str, str]], task: Task) -> TranscriptionFo
         segments="segment" in granularities or not granularities,
         words="word" in granularities,
         stream=_boolean("stream", _last(values, "stream")),
+        logprobs=_logprobs_wanted(values.get("include", []), response_format),
+        chunking=_chunking(values),
     )
 
 
@@ -179,6 +213,12 @@ def _options(values: dict[str, list[str]], task: Task) -> DecodeOptions:
 
 
 def _response_format(value: str) -> ResponseFormat:
+    if value == "diarized_json":
+        message = (
+            "response_format 'diarized_json' is not supported: this model does not tell speakers apart. Where each "
+            "speaker has a channel, transcribe the channels as files of their own."
+        )
+        raise BadField(message, param="response_format")
     try:
         return ResponseFormat(value or "json")
     except ValueError as error:
@@ -196,6 +236,66 @@ def _granularities(items: Sequence[str], response_format: ResponseFormat) -> fro
         message = f"response_format '{response_format.value}' carries no word timestamps; ask for 'verbose_json'."
         raise BadField(message, param="timestamp_granularities[]")
     return wanted
+
+
+def _logprobs_wanted(items: Sequence[str], response_format: ResponseFormat) -> bool:
+    if unknown := set(items) - {"logprobs", ""}:
+        raise BadField(f"include {min(unknown)[:80]!r} is not supported. It is 'logprobs'.", param="include[]")
+    if "logprobs" in items and response_format is not ResponseFormat.JSON:
+        message = f"response_format '{response_format.value}' carries no logprobs; ask for 'json'."
+        raise BadField(message, param="include[]")
+    return "logprobs" in items
+
+
+def _chunking(values: Mapping[str, Sequence[str]]) -> Chunking:
+    """ "auto", a JSON object, or its members as fields of their own, as OpenAI's Python library writes them."""
+    prefix = f"{_CHUNKING}["
+    given: dict[str, object] = {
+        name.removeprefix(prefix).rstrip("]"): items[-1] for name, items in values.items() if name.startswith(prefix)
+    }
+    whole = values[_CHUNKING][-1] if values.get(_CHUNKING) else ""
+    if whole not in ("", "auto"):
+        try:
+            found = json.loads(whole)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise BadField("chunking_strategy is 'auto' or an object of type 'server_vad'.", param=_CHUNKING)
+        given |= found
+    elif not given:
+        return Chunking()
+    if given.get("type") != "server_vad":
+        raise BadField("chunking_strategy.type is 'server_vad'.", param=_CHUNKING)
+    chunking = Chunking(
+        threshold=_number(given, "threshold"),
+        silence_duration_ms=_whole(given, "silence_duration_ms"),
+        prefix_padding_ms=_whole(given, "prefix_padding_ms"),
+    )
+    try:
+        chunking.applied_to(SessionConfig())  # checks the ranges
+    except BadMessage as error:
+        raise BadField(f"chunking_strategy is out of range: {error.message}.", param=_CHUNKING) from None
+    return chunking
+
+
+def _number(given: Mapping[str, object], name: str) -> float | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    try:
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise BadField(f"chunking_strategy.{name} must be a number.", param=_CHUNKING)
+    return number
+
+
+def _whole(given: Mapping[str, object], name: str) -> int | None:
+    number = _number(given, name)
+    if number is not None and number != int(number):
+        raise BadField(f"chunking_strategy.{name} must be a whole number.", param=_CHUNKING)
+    return None if number is None else int(number)
 
 
 def _temperature(value: str) -> float:
@@ -245,7 +345,7 @@ def render(transcription: Transcription, form: TranscriptionForm) -> tuple[str, 
         case ResponseFormat.VTT:
             return to_vtt(cues(transcription.finals)), "text/vtt; charset=utf-8"
         case ResponseFormat.JSON:
-            return _dump(_json(transcription)), "application/json"
+            return _dump(_whole_json(transcription, logprobs=form.logprobs)), "application/json"
         case ResponseFormat.VERBOSE_JSON:
             return _dump(_verbose_json(transcription, form)), "application/json"
 
@@ -254,7 +354,7 @@ def render(transcription: Transcription, form: TranscriptionForm) -> tuple[str, 
 SSE_KEEPALIVE = ": nothing new yet\n\n"  # a comment: clients pass it over
 
 
-def render_delta(final: FinalTranscript, *, is_first: bool) -> str:
+def render_delta(final: FinalTranscript, *, is_first: bool, logprobs: bool = False) -> str:
     """``segment`` is Hark's own addition: where the utterance lies, and its words."""
     segment: JsonObject = {
         "start": _seconds(final.start_sample),
@@ -263,11 +363,14 @@ def render_delta(final: FinalTranscript, *, is_first: bool) -> str:
         "language": final.language,
         "words": list(_words(final)),
     }
-    return _event({"type": "transcript.text.delta", "delta": piece(final, is_first=is_first), "segment": segment})
+    body: JsonObject = {"type": "transcript.text.delta", "delta": piece(final, is_first=is_first)}
+    if logprobs:
+        body["logprobs"] = word_logprobs(final, is_first=is_first)
+    return _event(body | {"segment": segment})
 
 
-def render_done(transcription: Transcription) -> str:
-    return _event({"type": "transcript.text.done", **_json(transcription)})
+def render_done(transcription: Transcription, *, logprobs: bool = False) -> str:
+    return _event({"type": "transcript.text.done", **_whole_json(transcription, logprobs=logprobs)})
 
 
 def render_failure(error: JsonObject) -> str:
@@ -292,6 +395,46 @@ def _json(transcription: Transcription) -> JsonObject:
     if transcription.warnings:
         body["warnings"] = list(transcription.warnings)
     return body
+
+
+def _whole_json(transcription: Transcription, *, logprobs: bool) -> JsonObject:
+    """``languages``: of what was said, the most spoken first."""
+    body = _json(transcription) | {"languages": [{"code": code} for code in transcription.languages]}
+    if logprobs:
+        said = [final for final in transcription.finals if final.text.strip()]
+        body["logprobs"] = [item for final in said for item in word_logprobs(final, is_first=final is said[0])]
+    return body
+
+
+def word_logprobs(final: FinalTranscript, *, is_first: bool) -> list[JsonObject]:
+    """A token is a word here, and they add up to the text; ``logprob`` is the logarithm of the word's probability.
+
+    Where there are no words the text is one token, as likely as its utterance.
+    """
+    text = piece(final, is_first=is_first)
+    tokens = [(word.text, word.probability) for word in final.words]
+    spoken = "".join(token for token, _ in tokens)
+    if tokens and spoken.strip() == text.strip():
+        start, end = len(spoken) - len(spoken.lstrip()), len(spoken.rstrip())
+        tokens = list(_cut(tokens, start, end))
+        tokens[0] = (text[: len(text) - len(text.lstrip())] + tokens[0][0], tokens[0][1])
+    else:
+        tokens = [(text, final.confidence)]
+    return [{"token": token, "bytes": list(token.encode()), "logprob": _log(value)} for token, value in tokens]
+
+
+def _cut(tokens: Iterable[tuple[str, float]], start: int, end: int) -> Iterator[tuple[str, float]]:
+    """The tokens' characters from start to end of the whole; tokens of which nothing is left are left out."""
+    at = 0
+    for token, probability in tokens:
+        kept = token[max(0, start - at) : max(0, end - at)]
+        at += len(token)
+        if kept:
+            yield kept, probability
+
+
+def _log(probability: float) -> float:
+    return round(math.log(min(1.0, max(probability, 1e-6))), 4)
 
 
 def _verbose_json(transcription: Transcription, form: TranscriptionForm) -> JsonObject:
@@ -326,7 +469,7 @@ def _segment(number: int, final: FinalTranscript) -> JsonObject:
         "text": text,
         "tokens": [],
         "temperature": 0.0,
-        "avg_logprob": round(math.log(min(1.0, max(final.confidence, 1e-6))), 4),
+        "avg_logprob": _log(final.confidence),
         "compression_ratio": round(len(raw) / len(zlib.compress(raw)), 4),
         "no_speech_prob": 0.0,
     }

@@ -3,13 +3,16 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
 
-from tests.support.server import EOF, Conversation, Server, listen, serving
+from app.keys import KeyLimits, add_key
+from tests.support.server import EOF, PAUSE, Conversation, Server, eventually, hear, listen, say, serving
 
 PAGE = "https://app.example"
 GOOD = {"Authorization": "Bearer second"}
@@ -90,6 +93,82 @@ def test_a_page_that_may_is_told_so_by_its_browser(server: Server) -> None:
 
 def test_settings_show_no_secret(server: Server) -> None:
     assert "second" not in server.log
+
+
+# --- a key's limits, whatever it is used for -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[str, str]]]:
+    file: Path = tmp_path_factory.mktemp("keys") / "keys.json"
+    limits = {"two": KeyLimits(streams=2), "short": KeyLimits(minutes_a_day=0.02), "three": KeyLimits(per_minute=3)}
+    keys = {name: add_key(file, name, of_key) for name, of_key in limits.items()}
+    with serving(keys_file=file, max_files=4) as running:
+        yield running, keys
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def test_a_keys_streams_are_counted_over_all_transports(limited: tuple[Server, dict[str, str]]) -> None:
+    server, keys = limited
+    headers, url = bearer(keys["two"]), f"{server.stream_url()}"
+    made = await asyncio.to_thread(httpx.post, server.url("/v1/tokens"), headers=headers)
+    async with connect(url, additional_headers=headers, proxy=None) as first:
+        await hear(first, "ready")
+        async with connect(f"{url}token={made.json()['token']}", proxy=None) as second:
+            await hear(second, "ready")
+            refused = await stream(server, **headers)
+            assert (refused.errors, refused.close_code) == (["too_many_streams"], 4429)
+            for path, wanted in (("/v1/rtc/offer", {"json": OFFER}), ("/v1/audio/transcriptions", {})):
+                late = await asyncio.to_thread(httpx.post, server.url(path), headers=headers, **wanted)
+                assert code_of(late) == (429, "too_many_streams")
+                assert int(late.headers["Retry-After"]) == 5
+        await eventually(
+            lambda: httpx.post(server.url("/v1/rtc/offer"), headers=headers, json=OFFER).status_code == 400
+        )
+    assert (await stream(server, **headers)).close_code == 1000
+
+
+async def test_a_key_begins_so_many_a_minute_over_all_transports(limited: tuple[Server, dict[str, str]]) -> None:
+    server, keys = limited
+    headers = bearer(keys["three"])
+    assert (await stream(server, **headers)).close_code == 1000
+    await asyncio.to_thread(httpx.post, server.url("/v1/rtc/offer"), headers=headers, json=OFFER)
+    await asyncio.to_thread(httpx.post, server.url("/v1/audio/transcriptions"), headers=headers)
+    refused = await stream(server, **headers)
+    assert (refused.errors, refused.close_code) == (["too_many_requests"], 4429)
+    assert (await asyncio.to_thread(httpx.get, server.url("/v1/models"), headers=headers)).status_code == 200
+
+
+async def test_a_stream_ends_with_its_keys_minutes(limited: tuple[Server, dict[str, str]]) -> None:
+    """1.2 s of audio: what was said until then is answered."""
+    server, keys = limited
+    async with connect(server.stream_url(), additional_headers=bearer(keys["short"]), proxy=None) as connection:
+        await connection.send(say("alpha", *PAUSE, *PAUSE))
+        heard = await listen(connection)
+    assert heard.texts == ["alpha"]
+    assert (heard.errors, heard.close_code) == (["audio_limit"], 4429)
+    refused = await stream(server, **bearer(keys["short"]))
+    assert (refused.errors, refused.close_code) == (["audio_limit"], 4429)
+
+
+@pytest.mark.parametrize("offered", [["token", "{key}"], ["realtime", "openai-insecure-api-key.{key}"]])
+async def test_a_browser_gives_its_key_as_a_subprotocol(
+    limited: tuple[Server, dict[str, str]], offered: list[str]
+) -> None:
+    server, keys = limited
+    subprotocols = [Subprotocol(name.format(key=keys["two"])) for name in offered]
+    async with connect(server.stream_url(), subprotocols=subprotocols, proxy=None) as connection:
+        assert connection.subprotocol == offered[0]
+        await hear(connection, "ready")
+
+
+def test_no_key_stands_in_the_log(limited: tuple[Server, dict[str, str]]) -> None:
+    server, keys = limited
+    assert server.log
+    assert [text for text in (*keys.values(), "hark_tmp_", "alpha") if text in server.log] == []
 
 
 async def test_an_address_may_open_so_many_streams_a_minute_of_any_kind() -> None:

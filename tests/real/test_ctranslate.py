@@ -1,5 +1,6 @@
 """The default engine with real weights: what it hears, what it refuses to hear, and what its answers always are."""
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,8 @@ from faster_whisper.feature_extractor import FeatureExtractor
 
 from bench.corpus import read_audio
 from models import silence_tail, whisper_text
-from models.ctranslate import CtranslateConfig, CtranslateWhisper
+from models.ctranslate import CtranslateConfig, CtranslateEngine, CtranslateWhisper
+from models.host import warm_up_clip
 from models.ladder import Align, Backend, Decode, Decoded
 from streaming.errors import RecognizerFailed
 from streaming.types import DecodeOptions, DecodeRequest, Float32, Hypothesis, Pcm16, Priority, Task
@@ -141,7 +143,7 @@ def test_audio_that_fits_no_window_is_a_failed_request(base: CtranslateWhisper, 
 @pytest.mark.real
 def test_what_the_models_are(base: CtranslateWhisper, tiny_en: CtranslateWhisper) -> None:
     assert base.info.model == "base"
-    assert base.info.capacity == 2
+    assert base.info.capacity == 2 * 6
     assert {"en", "de", "zh", "ja"} <= base.info.languages
     assert tiny_en.info.languages == {"en"}
 
@@ -303,3 +305,40 @@ def test_sounds_that_are_no_speech_have_no_text(base: CtranslateWhisper, name: s
     answer = base.decode(ask(audio))
     assert answer.text == ""
     assert answer.rejected
+
+
+@pytest.mark.real
+@pytest.mark.corpus
+async def test_many_requests_at_once_answer_as_single_ones_do(base: CtranslateWhisper) -> None:
+    requests = [ask(clip(row), priority=priority) for row in (JFK, CHAPTER_SIX, FRENCH) for priority in Priority]
+    alone = [base.decode(request) for request in requests]
+    engine = CtranslateEngine(replace(config("base"), workers=1, threads_per_worker=2))
+    await engine.start()
+    together = await asyncio.gather(*(engine.decode(request) for request in requests))
+    await engine.close()
+    assert [answer.text for answer in together] == [answer.text for answer in alone]
+    assert [answer.words for answer in together] == [answer.words for answer in alone]
+
+
+@pytest.mark.real
+async def test_what_cannot_be_decoded_costs_nobody_else_an_answer() -> None:
+    engine = CtranslateEngine(config("tiny.en"))
+    await engine.start()
+    good, wrong = ask(warm_up_clip()[0]), ask(np.zeros(31 * 16_000, np.int16))
+    answers = await asyncio.gather(*map(engine.decode, (good, wrong, good)), return_exceptions=True)
+    await engine.close()
+    assert [type(answer) for answer in answers] == [Hypothesis, RecognizerFailed, Hypothesis]
+
+
+@pytest.mark.real
+async def test_a_request_that_is_given_up_leaves_the_others_their_turn() -> None:
+    engine = CtranslateEngine(config("tiny.en"))
+    await engine.start()
+    audio = warm_up_clip()[0]
+    tasks = [asyncio.create_task(engine.decode(ask(audio))) for _ in range(5)]
+    await asyncio.sleep(0)
+    for task in tasks[:4]:
+        task.cancel()
+    assert "park" in (await tasks[4]).text
+    assert not engine.waiting
+    await engine.close()

@@ -134,4 +134,4 @@ async def test_silence_is_an_empty_text(client: httpx.AsyncClient) -> None:
         file.setparams((1, 2, 16_000, 0, "NONE", ""))
         file.writeframes(bytes(32_000 * 5))
     response = await client.post("/v1/audio/transcriptions", files={"file": ("silence.wav", body.getvalue())})
-    assert response.json() == {"text": "", "usage": {"type": "duration", "seconds": 5}}
+    assert response.json() == {"text": "", "usage": {"type": "duration", "seconds": 5}, "languages": []}

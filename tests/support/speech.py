@@ -104,6 +104,8 @@ class Driver:
 
     def answer(self, index: int = 0) -> None:
         request = self.waiting.pop(index)
+        if request.priority is Priority.LIVE_PARTIAL and request.request_id % 2:  # as if it had waited for its turn
+            request = self.session.renew(request.request_id) or request
         if self.fails(request):
             self.take(self.session.receive_failure(request.request_id, RecognizerFailed("it died")))
         else:

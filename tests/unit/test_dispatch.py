@@ -2,8 +2,9 @@
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -25,6 +26,8 @@ class Engine:
     took_s: dict[int, float] = field(default_factory=dict)
     fails: frozenset[int] = frozenset()
     begun: list[int] = field(default_factory=list)
+    begun_s: list[float] = field(default_factory=list)
+    asked: list[DecodeRequest] = field(default_factory=list)
     running: int = 0
     most: int = 0
 
@@ -34,6 +37,8 @@ class Engine:
 
     async def decode(self, request: DecodeRequest) -> Hypothesis:
         self.begun.append(request.request_id)
+        self.begun_s.append(asyncio.get_running_loop().time())
+        self.asked.append(request)
         self.running += 1
         self.most = max(self.most, self.running)
         try:
@@ -71,14 +76,14 @@ def ask(request_id: int, priority: Priority = Priority.LIVE_FINAL) -> DecodeRequ
     return DecodeRequest(request_id, 0, 0, priority, np.zeros(160, np.int16), 0, 160)
 
 
-def make(engine: Engine, **bounds: int) -> tuple[Dispatcher, Observer]:
+def make(engine: Engine, **bounds: float) -> tuple[Dispatcher, Observer]:
     observer = Observer()
-    return Dispatcher(engine, DispatchConfig(**bounds), observer), observer
+    return Dispatcher(engine, DispatchConfig(**bounds), observer), observer  # type: ignore[arg-type]
 
 
 def test_finals_before_partials_before_files_and_first_come_first_served_within_each() -> None:
     engine = Engine()
-    dispatcher, observer = make(engine)
+    dispatcher, observer = make(engine, file_patience_s=60.0)
     kinds = [Priority.FILE, Priority.LIVE_PARTIAL, Priority.LIVE_FINAL] * 3
 
     async def main() -> list[Hypothesis]:
@@ -224,17 +229,129 @@ def test_whatever_happens_each_request_ends_once_and_the_capacity_is_kept(
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.sampled_from(Priority), min_size=2, max_size=40), st.integers(1, 4))
-def test_among_those_that_wait_the_order_is_by_kind_then_by_arrival(kinds: list[Priority], capacity: int) -> None:
-    engine = Engine(capacity)
-    dispatcher, _ = make(engine, max_waiting=64, max_waiting_partials=64)
+@given(st.lists(st.sampled_from(Priority), min_size=2, max_size=40))
+def test_among_those_that_wait_the_order_is_by_kind_then_by_arrival(kinds: list[Priority]) -> None:
+    engine = Engine()
+    dispatcher, _ = make(engine, max_waiting=64, max_waiting_partials=64, file_patience_s=1e6)
 
     async def main() -> None:
         await asyncio.gather(*(dispatcher.decode(ask(number, kind)) for number, kind in enumerate(kinds)))
 
     virtual_time.run(main())
-    waited = [(kinds[number], number) for number in engine.begun[capacity:]]
+    waited = [(kinds[number], number) for number in engine.begun[1:]]
     assert all(a < b for a, b in itertools.pairwise(waited))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from([Priority.LIVE_PARTIAL, Priority.FILE]), min_size=1, max_size=40), st.integers(2, 8))
+def test_a_final_never_waits_for_partials_and_files_that_came_before(kinds: list[Priority], capacity: int) -> None:
+    """Nor for any number of them: half of the engine's places are beyond their reach."""
+    engine = Engine(capacity)
+    dispatcher, _ = make(engine)
+
+    async def main() -> None:
+        others = [asyncio.create_task(dispatcher.decode(ask(number, kind))) for number, kind in enumerate(kinds)]
+        await asyncio.sleep(0.5)
+        assert engine.running <= capacity // 2
+        await dispatcher.decode(ask(99))
+        assert engine.begun_s[engine.begun.index(99)] == 0.5
+        await asyncio.gather(*others)
+
+    virtual_time.run(main())
+
+
+def test_with_one_place_a_final_waits_for_the_decode_that_runs_and_no_other() -> None:
+    engine = Engine()
+    dispatcher, _ = make(engine)
+
+    async def main() -> None:
+        others = [asyncio.create_task(dispatcher.decode(ask(n, Priority.LIVE_PARTIAL))) for n in range(5)]
+        await asyncio.sleep(0.5)
+        await asyncio.gather(dispatcher.decode(ask(99)), *others)
+
+    virtual_time.run(main())
+    assert engine.begun == [0, 99, 1, 2, 3, 4]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 12), st.integers(2, 8), st.booleans())
+def test_no_stream_waits_longer_for_its_partial_than_a_round_of_all_takes(
+    streams: int, capacity: int, with_finals: bool
+) -> None:
+    """Each asks again as soon as it has been answered, while finals take half of the engine, or none of it."""
+    engine = Engine(capacity)
+    dispatcher, _ = make(engine)
+    longest_s = math.ceil(streams / (capacity // 2))
+
+    async def partials(stream: int) -> None:
+        for n in range(6):
+            asked_s = asyncio.get_running_loop().time()
+            await dispatcher.decode(ask(100 * stream + n, Priority.LIVE_PARTIAL))
+            assert asyncio.get_running_loop().time() - asked_s <= longest_s + 1e-6
+
+    async def finals() -> None:
+        for n in range(6 * streams):
+            await dispatcher.decode(ask(10_000 + n))
+
+    async def main() -> None:
+        flows = capacity - capacity // 2 if with_finals else 0
+        await asyncio.gather(*(partials(stream) for stream in range(streams)), *(finals() for _ in range(flows)))
+
+    virtual_time.run(main())
+
+
+def test_a_file_gets_its_turn_however_many_partials_come() -> None:
+    engine = Engine()
+    dispatcher, _ = make(engine, file_patience_s=5.0)
+
+    async def partials(stream: int) -> None:
+        for n in range(30):
+            await dispatcher.decode(ask(100 * stream + n, Priority.LIVE_PARTIAL))
+
+    async def main() -> None:
+        await asyncio.gather(partials(1), partials(2), dispatcher.decode(ask(7, Priority.FILE)))
+
+    virtual_time.run(main())
+    assert 5.0 <= engine.begun_s[engine.begun.index(7)] <= 6.0
+
+
+def test_files_leave_live_streams_more_room_than_each_other() -> None:
+    engine = Engine(8)
+    dispatcher, _ = make(engine, live_memory_s=3.0)
+
+    async def main() -> list[int]:
+        files = [asyncio.create_task(dispatcher.decode(ask(n, Priority.FILE))) for n in range(20)]
+        await asyncio.sleep(0.5)
+        alone = engine.running
+        await dispatcher.decode(ask(99))  # until 1.5 s
+        await asyncio.sleep(0.1)
+        beside = engine.running
+        await asyncio.gather(*files)
+        return [alone, beside]
+
+    assert virtual_time.run(main()) == [4, 2]
+
+
+def test_a_partial_that_had_to_wait_is_asked_as_it_should_be_when_its_turn_comes() -> None:
+    engine = Engine()
+    dispatcher, _ = make(engine)
+    newer = replace(ask(1, Priority.LIVE_PARTIAL), audio=np.zeros(320, np.int16))
+    renewed_s: list[float] = []
+
+    def renew() -> DecodeRequest:
+        renewed_s.append(asyncio.get_running_loop().time())
+        return newer
+
+    async def main() -> None:
+        first = dispatcher.decode(ask(0, Priority.LIVE_PARTIAL), renew)  # which does not wait
+        second = dispatcher.decode(ask(1, Priority.LIVE_PARTIAL), renew)
+        third = dispatcher.decode(ask(2, Priority.LIVE_PARTIAL), lambda: None)
+        await asyncio.gather(first, second, third)
+
+    virtual_time.run(main())
+    assert renewed_s == [1.0]
+    assert [request.audio.size for request in engine.asked] == [160, 320, 160]
+    assert [request.request_id for request in engine.asked] == [0, 1, 2]
 
 
 def test_decoder_steps_are_counted_over_all_answers() -> None:

@@ -14,7 +14,8 @@ CORE_LIBRARIES = {"numpy", "soxr"}
 CORE_FOR_MODELS = {f"streaming.{name}" for name in ("types", "ports", "errors", "audio", "config")}
 HEAVY = {"ctranslate2", "faster_whisper", "torch", "transformers", "vllm"}
 ENGINE_ONLY = {"models.host", "models.ctranslate", "models.vllm_engine", "models.vllm_plugin"}
-PURE_MODELS = ("ladder", "whisper_text", "silence_tail", "framing", "drafts", "word_alignment", "vllm_settings")
+PURE_MODELS = ("ladder", "batching", "whisper_text", "silence_tail", "framing", "drafts", "word_alignment")
+PURE_MODELS += ("vllm_settings",)
 
 
 def modules(package: str) -> Iterator[tuple[str, Path]]:
@@ -96,15 +97,22 @@ def test_what_all_engines_share_is_as_pure_as_the_core(name: str) -> None:
 @parametrized("app/transports")
 def test_transports_know_neither_each_other_nor_models(path: Path) -> None:
     found = imports(path)
-    assert of_package(found, "app.transports") == set()
+    assert of_package(found, "app.transports") <= {"app.transports.peer"}, "what any of them may use"
     assert of_package(found, "models") == set()
+
+
+@pytest.mark.parametrize("name", ["dialect", "offset"])
+def test_what_codecs_are_spoken_to_in_is_as_pure_as_they_are(name: str) -> None:
+    found = imports(ROOT / "app" / f"{name}.py")
+    assert {top(other) for other in found} & FORBIDDEN_IN_THE_CORE == set()
+    assert of_package(found, "app") <= {"app.dialect"}
 
 
 @parametrized("app/wire")
 def test_codecs_are_pure(path: Path) -> None:
     found = imports(path)
     assert {top(name) for name in found} & (FORBIDDEN_IN_THE_CORE | {"fastapi", "starlette", "uvicorn"}) == set()
-    assert {name for name in of_package(found, "app") if not name.startswith("app.wire.")} == set()
+    assert {name for name in of_package(found, "app") if not name.startswith("app.wire.")} <= {"app.dialect"}
     assert of_package(found, "models") == set()
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from app.dispatch import Decoder, Renew
 from app.live import (
     Audio,
     ClientGone,
@@ -37,7 +38,6 @@ from streaming.events import (
     SpeechStopped,
     TranscriptFailed,
 )
-from streaming.ports import Recognizer
 from streaming.session import Session
 from streaming.types import DecodeRequest, Hypothesis, Priority, RecognizerInfo
 from tests.support import virtual_time
@@ -72,7 +72,7 @@ class Engine:
     def info(self) -> RecognizerInfo:
         return self._recognizer.info
 
-    async def decode(self, request: DecodeRequest) -> Hypothesis:
+    async def decode(self, request: DecodeRequest, renew: Renew | None = None) -> Hypothesis:
         self.asked.append(request)
         self.running += 1
         try:
@@ -88,7 +88,7 @@ class Engine:
 class Stage:
     """A live session, with everything it says and when it says it."""
 
-    engine: Recognizer = field(default_factory=Engine)
+    engine: Decoder = field(default_factory=Engine)
     config: SessionConfig = CONFIG
     live_config: LiveConfig = field(default_factory=LiveConfig)
     put: Callable[[ToClient], None] | None = None
@@ -435,7 +435,7 @@ def test_an_utterance_whose_decode_fails_is_reported_and_the_next_is_said() -> N
 
 def test_a_bug_in_the_engine_ends_this_session_with_the_bug_itself() -> None:
     class Broken(Engine):
-        async def decode(self, request: DecodeRequest) -> Hypothesis:
+        async def decode(self, request: DecodeRequest, renew: Renew | None = None) -> Hypothesis:
             raise ZeroDivisionError
 
     stage = Stage(Broken())

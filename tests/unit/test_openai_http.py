@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from app.wire.openai_http import (
     split_results,
 )
 from streaming.audio import SAMPLE_RATE
+from streaming.config import SegmenterConfig, SessionConfig
 from streaming.errors import RecognizerFailed
 from streaming.events import FinalTranscript, TranscriptFailed
 from streaming.types import Task, Word
@@ -103,17 +105,62 @@ class TestForm:
             ("languages[]", "xx"),
             ("timestamp_granularities[]", "letter"),
             ("stream", "maybe"),
+            ("include[]", "text"),
+            ("chunking_strategy", "manual"),
+            ("chunking_strategy", "[]"),
+            ("chunking_strategy", "{}"),
+            ("chunking_strategy", '{"type":"semantic_vad"}'),
+            ("chunking_strategy", '{"type":"server_vad","threshold":1}'),
+            ("chunking_strategy", '{"type":"server_vad","threshold":0}'),
+            ("chunking_strategy", '{"type":"server_vad","threshold":true}'),
+            ("chunking_strategy", '{"type":"server_vad","threshold":NaN}'),
+            ("chunking_strategy", '{"type":"server_vad","silence_duration_ms":20}'),
+            ("chunking_strategy", '{"type":"server_vad","silence_duration_ms":100.5}'),
+            ("chunking_strategy", '{"type":"server_vad","silence_duration_ms":1e400}'),
+            ("chunking_strategy", '{"type":"server_vad","prefix_padding_ms":-1}'),
+            ("chunking_strategy", "[" * 100_000),
+            ("chunking_strategy[threshold]", "0.4"),
         ],
     )
     def test_a_bad_value_names_its_field(self, name: str, value: str) -> None:
         with pytest.raises(BadField) as caught:
             form((name, value))
-        assert caught.value.param.removesuffix("[]") == name.removesuffix("[]")
+        assert caught.value.param.removesuffix("[]") == name.split("[")[0]
 
     def test_word_times_are_refused_where_the_format_has_no_place_for_them(self) -> None:
         with pytest.raises(BadField):
             form(("timestamp_granularities[]", "word"), ("response_format", "json"))
         assert form(("timestamp_granularities[]", "segment"), ("response_format", "json"))
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            [("chunking_strategy", '{"type":"server_vad","threshold":0.6,"silence_duration_ms":300}')],
+            [
+                ("chunking_strategy[type]", "server_vad"),
+                ("chunking_strategy[threshold]", "0.6"),
+                ("chunking_strategy[silence_duration_ms]", "300"),
+            ],
+        ],
+    )
+    def test_how_speech_is_cut_can_be_said(self, fields: list[tuple[str, str]]) -> None:
+        usual = SessionConfig(segmenter=SegmenterConfig(pre_roll_ms=700))
+        cut = form(*fields).chunking.applied_to(usual)
+        assert (cut.endpointer.threshold, cut.endpointer.pause_ms) == (0.6, 300)
+        assert cut.endpointer.release_threshold == pytest.approx(0.45)
+        assert cut.segmenter == usual.segmenter
+        padded = form(("chunking_strategy", '{"type":"server_vad","prefix_padding_ms":100,"threshold":0.01}'))
+        assert padded.chunking.applied_to(usual).segmenter.pre_roll_ms == 100
+
+    @pytest.mark.parametrize("value", ["", "auto"])
+    def test_speech_is_cut_as_usual_else(self, value: str) -> None:
+        assert form(("chunking_strategy", value)).chunking.applied_to(SessionConfig()) == SessionConfig()
+
+    def test_logprobs_are_refused_where_the_format_has_no_place_for_them(self) -> None:
+        assert form(("include[]", "logprobs")).logprobs
+        assert not form().logprobs
+        with pytest.raises(BadField):
+            form(("include[]", "logprobs"), ("response_format", "text"))
 
     @pytest.mark.parametrize(
         ("value", "code"),
@@ -140,7 +187,10 @@ class TestForm:
 
     @given(
         st.lists(
-            st.tuples(st.sampled_from(["language", "languages[]", "temperature", "stream", "x"]), st.text(max_size=50)),
+            st.tuples(
+                st.sampled_from(["language", "languages[]", "temperature", "stream", "x", "chunking_strategy"]),
+                st.text(max_size=50),
+            ),
             max_size=20,
         )
     )
@@ -177,9 +227,48 @@ class TestRender:
 
     def test_json(self) -> None:
         assert rendered(SPEECH) == (
-            {"text": "Hello there. Bye.", "usage": {"type": "duration", "seconds": 10}},
+            {
+                "text": "Hello there. Bye.",
+                "usage": {"type": "duration", "seconds": 10},
+                "languages": [{"code": "en"}],
+            },
             "application/json",
         )
+
+    def test_json_names_every_language_and_the_most_spoken_first(self) -> None:
+        mixed = (final("Ja.", 0, 1, "de"), final("Yes indeed.", 1, 5, "en"), final("", 5, 60, "fr"))
+        body, _ = rendered(Transcription(Task.TRANSCRIBE, 60, mixed))
+        assert body["languages"] == [{"code": "en"}, {"code": "de"}]
+
+    def test_logprobs_add_up_to_the_text(self) -> None:
+        wordless = replace(final("And so on.", 9, 9.2), words=())
+        speech = replace(SPEECH, finals=(final(""), *SPEECH.finals, wordless))
+        body, _ = rendered(speech, include="logprobs")
+        assert [item["token"] for item in body["logprobs"]] == ["Hello", " there.", " Bye.", " And so on."]
+        assert "".join(item["token"] for item in body["logprobs"]) == body["text"]
+        assert [item["logprob"] for item in body["logprobs"]] == [-0.2877] * 3 + [-0.6931]
+        assert bytes(body["logprobs"][0]["bytes"]) == b"Hello"
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.text(max_size=8),
+                st.lists(st.text(max_size=4), max_size=4),
+                st.sampled_from(["en", "ja"]),
+                st.booleans(),
+            ),
+            max_size=4,
+        )
+    )
+    def test_tokens_always_add_up_to_the_delta(self, said: list[tuple[str, list[str], str, bool]]) -> None:
+        finals = []
+        for number, (text, parts, language, fits) in enumerate(said):
+            words = tuple(Word(part, 0, 1, 0.5) for part in parts)
+            text = "".join(parts) if fits else text
+            finals.append(replace(final("", number, number + 1, language), text=text, words=words))
+        body, _ = rendered(Transcription(Task.TRANSCRIBE, 9, tuple(finals)), include="logprobs")
+        assert "".join(item["token"] for item in body["logprobs"]) == body["text"]
+        assert "" not in [item["token"] for item in body["logprobs"]]
 
     def test_verbose_json_has_segments_by_default(self) -> None:
         body, _ = rendered(SPEECH, response_format="verbose_json")

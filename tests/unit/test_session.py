@@ -1,6 +1,7 @@
 """The properties of docs/architecture.md, over any speech, any cut of the audio and any order of the answers."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from streaming.events import (
 )
 from streaming.session import Session
 from streaming.stabilizer import normalize
-from streaming.types import DecodeRequest, Float32, Hypothesis, Word
+from streaming.types import DecodeRequest, Float32, Hypothesis, Priority, Word
 from tests.support.speech import Driver, LevelDetector, pcm_bytes, read_words, recognize, silence, speech
 
 CONFIG = SessionConfig(
@@ -224,6 +225,18 @@ def test_the_final_is_asked_when_the_pause_begins_and_said_when_it_ends() -> Non
     driver.take(driver.session.receive_audio(pcm_bytes(silence(150))))
     assert len(driver.requests) == asked, "the early final serves as the final"
     assert [final.text for final in driver.of_type(FinalTranscript)] == ["w7 w8"]
+
+
+def test_without_partials_an_early_final_that_was_too_early_shows_nothing() -> None:
+    config = replace(CONFIG, partials=PartialConfig(enabled=False))
+    driver = make_driver(config)
+    driver.take(driver.session.receive_audio(pcm_bytes(np.concatenate((speech([7, 8]), silence(350))))))
+    assert [request.priority for request in driver.waiting] == [Priority.LIVE_FINAL]
+    driver.answer()
+    driver.take(driver.session.receive_audio(pcm_bytes(np.concatenate((speech([9]), silence(600))))))
+    driver.answer_all()
+    assert driver.of_type(PartialTranscript) == []
+    assert [final.text for final in driver.of_type(FinalTranscript)] == ["w7 w8 w9"]
 
 
 def test_an_early_final_is_a_partial_when_speech_resumes() -> None:

@@ -6,7 +6,7 @@ import io
 import json
 import socket
 import wave
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,14 +15,16 @@ import numpy as np
 import psutil
 import pytest
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 
+from app.access import Access, AccessConfig, Grant, TooManyRequests
 from app.admission import Admission
 from app.errors import install_error_handlers, surface
 from app.media import MediaLimits
 from app.transports import http
 from app.transports.http import FileService, routes
 from streaming.audio import SAMPLE_RATE
+from streaming.config import SessionConfig
 from streaming.errors import BadAudio, BadMessage, ClientError, Overloaded, RecognizerFailed, SttError
 from streaming.events import FinalTranscript, TranscriptFailed
 from streaming.types import DecodeOptions, Task, Word
@@ -48,17 +50,27 @@ class ScriptedTranscriber:
 
     results: list[Result] = field(default_factory=lambda: [final("Hello.")])
     error: Exception | None = None
+    fails_once: Exception | None = None
     hold: bool = False
     seconds: float = 0.0
     options: DecodeOptions | None = None
+    config: SessionConfig | None = None
     between: asyncio.Event | None = None  # waited for before the last of ``results``
     began: asyncio.Event = field(default_factory=asyncio.Event)
     gave_up: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def transcribe(
-        self, pcm_chunks: AsyncIterator[bytes], options: DecodeOptions, progress: Callable[[Result], None]
+        self,
+        pcm_chunks: AsyncIterator[bytes],
+        options: DecodeOptions,
+        progress: Callable[[Result], None],
+        adjust: Callable[[SessionConfig], SessionConfig],
     ) -> list[Result]:
+        if self.fails_once is not None:
+            error, self.fails_once = self.fails_once, None
+            raise error
         self.options = options
+        self.config = adjust(SessionConfig())
         async for chunk in pcm_chunks:
             self.seconds += len(chunk) / 2 / SAMPLE_RATE
             if self.hold:
@@ -105,10 +117,17 @@ def wav_bytes(seconds: float = 2.0) -> bytes:
 @pytest.fixture
 async def running() -> AsyncIterator[Running]:
     transcriber, files = ScriptedTranscriber(), Admission(2, "file slots")
+    access = Access(AccessConfig())
+
+    @contextlib.contextmanager
+    def admit(request: Request) -> Iterator[Grant]:
+        with files.slot(), access.recording(request) as grant:
+            yield grant
+
     app = FastAPI()
     install_error_handlers(app)
     service = FileService(
-        transcriber, files.slot, lambda: ["hub/whisper-base"], MediaLimits(max_duration_s=60.0), MAX_UPLOAD
+        transcriber, admit, lambda: ["hub/whisper-base"], MediaLimits(max_duration_s=60.0), MAX_UPLOAD
     )
     app.include_router(routes(service))
 
@@ -141,7 +160,11 @@ class TestAnswers:
     @pytest.mark.parametrize("prefix", ["/v1", "/api/v1"])
     async def test_json(self, running: Running, prefix: str) -> None:
         response = await running.post(f"{prefix}/audio/transcriptions", model="whisper-1", language="en")
-        assert response.json() == {"text": "Hello.", "usage": {"type": "duration", "seconds": 2}}
+        assert response.json() == {
+            "text": "Hello.",
+            "usage": {"type": "duration", "seconds": 2},
+            "languages": [{"code": "en"}],
+        }
         assert running.transcriber.seconds == pytest.approx(2.0)
         assert running.transcriber.options == DecodeOptions(language="en")
 
@@ -357,3 +380,26 @@ async def eventually(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 - another process's and the kernel's state has no event
             await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    "error", [Overloaded("no room now", retry_after_s=1), TooManyRequests("too often", retry_after_s=0.7)]
+)
+async def test_openais_library_tries_again_when_it_is_told_to(running: Running, error: SttError) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{running.port}/v1", api_key="none", max_retries=1)
+    running.transcriber.fails_once = error
+    clock = asyncio.get_running_loop()
+    begun_s = clock.time()
+    answer = await client.audio.transcriptions.create(file=("a.wav", wav_bytes()), model="whisper-1")
+    assert answer.text == "Hello."
+    assert clock.time() - begun_s >= 1.0, "by itself it would have waited for half a second at most"
+
+
+async def test_how_speech_is_cut_arrives(running: Running) -> None:
+    await running.post(chunking_strategy='{"type":"server_vad","threshold":0.3,"silence_duration_ms":900}')
+    assert running.transcriber.config is not None
+    cut = running.transcriber.config.endpointer
+    assert (cut.threshold, round(cut.release_threshold, 2), cut.pause_ms) == (0.3, 0.15, 900)
+    await running.post()
+    assert running.transcriber.config == SessionConfig()

@@ -91,6 +91,22 @@ def test_context_leaves_half_of_the_decoder_and_keeps_the_newest_of_the_prompt(
         assert kept == encode_letters(" " + prompt)[-len(kept) :]
 
 
+@given(
+    prompt=st.text("ab", max_size=300), said=st.text("cd", max_size=300), hotwords=st.lists(st.just("x"), max_size=40)
+)
+def test_what_was_said_comes_last_in_lengths_of_which_there_are_few(
+    prompt: str, said: str, hotwords: list[str]
+) -> None:
+    context = whisper_text.context_tokens(encode_letters, prompt, hotwords, said)
+    alone = whisper_text.context_tokens(encode_letters, prompt, hotwords)
+    assert len(context) <= 223
+    if len(said) >= 2 * whisper_text.CONTEXT_STEP and len(context) < 223:
+        assert len(context) % whisper_text.CONTEXT_STEP == 0
+        assert context[: len(alone)] == alone
+    heard = context[-min(len(said), whisper_text.CONTEXT_STEP) :] if said else []
+    assert heard == encode_letters(said)[len(said) - len(heard) :], "the newest of it is kept"
+
+
 @given(context=st.lists(st.integers(0, 9), max_size=223), prefix=st.lists(st.integers(10, 19), max_size=430))
 def test_a_long_prefix_displaces_context_and_the_prompt_always_leaves_room(
     context: list[int], prefix: list[int]
