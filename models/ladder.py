@@ -1,7 +1,8 @@
 """What Whisper is asked, in which order, and which of its answers stands: the policy that every Whisper engine shares.
 
 A request goes down a ladder until a rung's text is credible: the shaped window, the full 30 s window, the full
-window at rising temperatures. Partials stop at the first rung: the next one is a fraction of a second away.
+window at rising temperatures. Partials stop at the first rung: the next one is a fraction of a second away. Live finals
+take the others only for a text that cannot be shown; where words are missing, the gaps are decoded by themselves.
 
 Nothing here calls an engine. ``Ladder.steps`` is a generator: it yields a step, is sent what came of it, and returns
 the hypothesis. ``climb`` carries the steps out on an engine that blocks, ``climb_async`` on one that is awaited.
@@ -28,8 +29,9 @@ HOPELESS_LOGPROB = -1.5
 DOUBTFUL_NO_SPEECH_PROBABILITY = 0.3
 # Below this mean log-probability the shaped window's text is compared with the full window's. On 155 read clips with
 # the base weights the shaped window made 238 errors, the full one 218; taking the likelier below -0.3 left 228 (15 % of
-# the clips decoded twice), below -0.5 231 (4 %). Live finals cannot wait as often as files.
-UNSURE_LOGPROB = {Priority.LIVE_PARTIAL: -math.inf, Priority.LIVE_FINAL: -0.5, Priority.FILE: -0.3}
+# the clips decoded twice), below -0.5 231 (4 %). A full window takes as long as six short utterances: nobody who waits
+# for a live final is made to wait for a second opinion.
+UNSURE_LOGPROB = {Priority.LIVE_PARTIAL: -math.inf, Priority.LIVE_FINAL: -math.inf, Priority.FILE: -0.3}
 MIN_ECHO_WORDS = 3  # people do answer "yes" to "yes"
 
 
@@ -210,6 +212,13 @@ class _Plan:
     context: list[int]
     context_text: str  # what of it was said just before; a text that only repeats it is suspect
     begin_sample: int = 0  # where the plan's audio lies in the one that was asked about
+    is_gap: bool = False
+
+    @property
+    def has_one_rung(self) -> bool:
+        """Whether nobody can wait for more than the shaped window."""
+        priority = self.request.priority
+        return priority is Priority.LIVE_PARTIAL or (self.is_gap and priority is Priority.LIVE_FINAL)
 
     @property
     def audio_samples(self) -> int:
@@ -331,7 +340,7 @@ class Ladder:
             if attempts:
                 plan = self._without_context(plan)
             attempt = yield from self._attempt(plan, full_window=full_window, temperature=temperature)
-            if not _needs_next_rung(attempt):
+            if not _needs_next_rung(plan, attempt):
                 return (yield from self._second_look(plan, attempt))
             attempts.append(attempt)
         return max(attempts, key=_credibility)
@@ -348,7 +357,7 @@ class Ladder:
         """(full window, temperature) in the order to try, from the temperature that was asked for."""
         first = plan.request.options.temperature
         yield not self._config.shaped, first
-        if plan.request.priority is Priority.LIVE_PARTIAL:
+        if plan.has_one_rung:
             return
         if self._config.shaped or plan.context_text:
             yield True, first
@@ -414,7 +423,7 @@ class Ladder:
         if end - start == plan.audio_samples:
             return ()
         request = replace(plan.request, audio=plan.request.audio[start:end], speech_samples=end - start, committed="")
-        part = replace(self._without_context(plan), request=request, begin_sample=start)
+        part = replace(self._without_context(plan), request=request, begin_sample=start, is_gap=True)
         found = yield from self._climb(part)
         doubtful = found.average_logprob < whisper_text.MIN_AVERAGE_LOGPROB or whisper_text.is_silence_phrase(
             found.text
@@ -457,17 +466,19 @@ def _credibility(attempt: _Attempt) -> tuple[int, float]:
     return _FAULTS.index(attempt.fault), attempt.average_logprob
 
 
-def _needs_next_rung(attempt: _Attempt) -> bool:
+def _needs_next_rung(plan: _Plan, attempt: _Attempt) -> bool:
     """Whether another rung may do better.
 
     The full window settles silence and missing text: sampling finds no speech where there is none. The shaped
-    window settles silence only where it is sure, since it takes some very short words for silence.
+    window settles silence only where it is sure, since it takes some very short words for silence; and a live final's
+    text with gaps, which are filled faster than 30 s are encoded.
     """
     if attempt.fault == "no_speech" and not attempt.full_window:
         return attempt.average_logprob > SURE_SILENCE_LOGPROB and not whisper_text.is_silence_phrase(attempt.text)
-    return attempt.fault not in ("", "no_speech", "coverage") or (
-        attempt.fault == "coverage" and not attempt.full_window
-    )
+    if attempt.fault == "coverage":
+        can_wait = plan.request.priority is not Priority.LIVE_FINAL or not attempt.text
+        return can_wait and not attempt.full_window
+    return attempt.fault not in ("", "no_speech")
 
 
 def _is_weak(plan: _Plan, attempt: _Attempt) -> bool:

@@ -196,12 +196,17 @@ def test_unshaped_the_full_window_is_the_first_rung() -> None:
         Said(" " + "ab" * 200),
         Said(" good morning", capped=True),
         Said(" good morning", logprob=-1.1),
-        Said(" good", until_s=0.5),
     ],
-    ids=["repetition", "compression_ratio", "token_cap", "low_logprob", "coverage"],
+    ids=["repetition", "compression_ratio", "token_cap", "low_logprob"],
 )
 def test_what_is_not_credible_takes_another_rung(said: Said) -> None:
     answer, backend = play(ask(seconds=4.0), said, GOOD)
+    assert backend.rungs == [(False, 0.0), (True, 0.0)]
+    assert answer.text == "good morning everybody"
+
+
+def test_a_file_with_words_missing_takes_another_rung() -> None:
+    answer, backend = play(ask(seconds=4.0, priority=Priority.FILE), Said(" good", until_s=0.5), GOOD)
     assert backend.rungs == [(False, 0.0), (True, 0.0)]
     assert answer.text == "good morning everybody"
 
@@ -231,8 +236,7 @@ def test_the_full_window_settles_silence() -> None:
     ("priority", "logprob", "looks"),
     [
         (Priority.LIVE_PARTIAL, -0.9, False),
-        (Priority.LIVE_FINAL, -0.4, False),
-        (Priority.LIVE_FINAL, -0.6, True),
+        (Priority.LIVE_FINAL, -0.9, False),
         (Priority.FILE, -0.25, False),
         (Priority.FILE, -0.4, True),
     ],
@@ -246,7 +250,7 @@ def test_an_unsure_text_is_compared_with_the_full_windows(priority: Priority, lo
 
 @pytest.mark.parametrize("worse", [Said(" good warning", logprob=-0.9), replace(LOOPS, logprob=-0.1)])
 def test_the_second_look_may_confirm_the_first(worse: Said) -> None:
-    answer, _ = play(ask(), Said(" good morning", logprob=-0.6), worse)
+    answer, _ = play(ask(priority=Priority.FILE), Said(" good morning", logprob=-0.6), worse)
     assert (answer.text, answer.full_window) == ("good morning", False)
 
 
@@ -442,10 +446,15 @@ def by_window(**said: Said) -> Callable[[Decode], Said]:
 EARLY = Said(" one two", until_s=1.0)
 
 
-def test_speech_without_words_is_decoded_by_itself_and_its_words_join_the_others() -> None:
-    answer, backend = play(ask(seconds=6.0, committed="one"), by=by_window(at_0=EARLY, at_1=Said(" three four five")))
+@pytest.mark.parametrize(("priority", "whole"), [(Priority.FILE, [False, True]), (Priority.LIVE_FINAL, [False])])
+def test_speech_without_words_is_decoded_by_itself_and_its_words_join_the_others(
+    priority: Priority, whole: list[bool]
+) -> None:
+    """Nobody who waits for a live final is made to wait for the full window first."""
+    request = ask(seconds=6.0, committed="one", priority=priority)
+    answer, backend = play(request, by=by_window(at_0=EARLY, at_1=Said(" three four five")))
     gap = Window(SECOND, 6 * SECOND, full=False)
-    assert [step.window for step in backend.decodes] == [Window(0, 6 * SECOND, full) for full in (False, True)] + [gap]
+    assert [step.window for step in backend.decodes] == [Window(0, 6 * SECOND, full) for full in whole] + [gap]
     assert answer.text == "one two three four five"
     assert all(SECOND <= word.start_sample <= word.end_sample <= 6 * SECOND for word in answer.words[2:])
     edges = [edge for word in answer.words for edge in (word.start_sample, word.end_sample)]
@@ -454,10 +463,16 @@ def test_speech_without_words_is_decoded_by_itself_and_its_words_join_the_others
 
 def test_a_gap_goes_down_a_ladder_of_its_own_without_what_was_said_before() -> None:
     script = iter([EARLY, EARLY, LOOPS, LOOPS, Said(" three four five")])
-    answer, backend = play(ask(seconds=6.0, context="zero"), by=lambda _: next(script))
+    answer, backend = play(ask(seconds=6.0, context="zero", priority=Priority.FILE), by=lambda _: next(script))
     assert backend.rungs == [(False, 0.0), (True, 0.0), (False, 0.0), (True, 0.0), (True, 0.2)]
     assert [PREVIOUS in step.prompt for step in backend.decodes] == [True, False, False, False, False]
     assert answer.text == "one two three four five"
+
+
+def test_a_gap_of_a_live_final_is_decoded_once() -> None:
+    answer, backend = play(ask(seconds=6.0), by=by_window(at_0=EARLY, at_1=LOOPS))
+    assert backend.rungs == [(False, 0.0), (False, 0.0)]
+    assert answer.text == "one two"
 
 
 @pytest.mark.parametrize(
