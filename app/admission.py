@@ -3,7 +3,6 @@
 import asyncio
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,7 +71,7 @@ class LoadMeter:
         self._busy_s = 0.0  # of the engine's time, with what is older weighing less
         self._at_s = clock()
         self._cost_s = self._audio_s = 0.0  # of the finals so far, likewise by their number
-        self._opened_s: deque[float] = deque()  # within the memory
+        self._opened_s: list[float] = []  # of the streams that are open
 
     def decoded(self, priority: Priority, cost_s: float, audio_s: float) -> None:
         """A request of so much audio took so much of the engine's time."""
@@ -88,22 +87,29 @@ class LoadMeter:
         self._decay()
         return self._busy_s / self._config.memory_s
 
-    def admit(self, others: int, workers: int) -> None:
-        """One more stream is about to be opened beside so many others, on an engine with so many workers.
+    @contextmanager
+    def stream(self, others: int, workers: int) -> Iterator[None]:
+        """One more stream beside so many others, on an engine with so many workers.
 
         The first is always let in. Raises Overloaded.
         """
         now_s = self._clock()
-        while self._opened_s and now_s - self._opened_s[0] > self._config.memory_s:
-            self._opened_s.popleft()
-        each = self._config.speech_share * self._cost_s / self._audio_s if self._audio_s else 0.0
-        expected = self.load + (1 + len(self._opened_s)) * each
-        if others and 0 < self._config.max_load * workers < expected:
+        if others and 0 < self._config.max_load * workers < self._expected(now_s):
             raise Overloaded(
                 "the engine has as many live streams as it can answer in time; try again later",
                 retry_after_s=self._config.memory_s / 2,
             )
         self._opened_s.append(now_s)
+        try:
+            yield
+        finally:
+            self._opened_s.remove(now_s)
+
+    def _expected(self, now_s: float) -> float:
+        """The load with one more stream; what is open has been heard the less the younger it is."""
+        each = self._config.speech_share * self._cost_s / self._audio_s if self._audio_s else 0.0
+        unheard = sum(max(0.0, 1 - (now_s - opened_s) / self._config.memory_s) for opened_s in self._opened_s)
+        return self.load + (1 + unheard) * each
 
     def _decay(self) -> None:
         now_s = self._clock()

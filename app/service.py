@@ -77,8 +77,7 @@ class Service:
     def stream_slot(self) -> Iterator[None]:
         """A live stream's place, over whatever transport. Raises Overloaded where there is none."""
         try:
-            with self.sessions.slot():
-                self.dispatcher.load.admit(self.sessions.open - 1, self.info.workers)
+            with self.sessions.slot(), self.dispatcher.load.stream(self.sessions.open - 1, self.info.workers):
                 self.metrics.sessions.set(self.sessions.open)
                 yield
         finally:

@@ -41,12 +41,14 @@ class Minute:
     lags_s: list[float] = field(default_factory=list)
     missing: int = 0
     streams: int = 0
+    refused: int = 0
     samples: list[Mapping[str, float]] = field(default_factory=list)
 
     def figures(self) -> dict[str, float | int | None]:
         most = {name: max(sample[name] for sample in self.samples) for name in (self.samples or [{}])[0]}
         return {
             "streams": self.streams,
+            "refused": self.refused,
             "finals": len(self.finals_s),
             "never_final": self.missing,
             **{f"final_p{p}_s": percentile(self.finals_s, p) for p in (50, 95, 99)},
@@ -68,14 +70,11 @@ class Soak:
         self.errors: list[str] = []
 
     async def run(self) -> None:
-        """Raises PlayFailed where the service cannot be reached."""
         watching = asyncio.create_task(self._watch())
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._asked.streams):
                     group.create_task(self._place())
-        except* PlayFailed as failed:
-            raise failed.exceptions[0] from None
         finally:
             watching.cancel()
 
@@ -103,6 +102,9 @@ class Soak:
             async with asyncio.timeout(cut_s):
                 return (await playing)[0]
         except TimeoutError:
+            return None
+        except PlayFailed:  # no room: another try after the place's usual pause
+            self._minute.refused += 1
             return None
 
     def _note(self, track: Track, played: Played) -> None:
@@ -177,7 +179,7 @@ def _x(number: int, count: int) -> float:
 
 
 def _table(minutes: Sequence[Mapping[str, Any]]) -> str:
-    names = ["streams", "finals", "never_final", *(name for _, names in _ROWS for name in names)]
+    names = ["streams", "refused", "finals", "never_final", *(name for _, names in _ROWS for name in names)]
     lines = ["minute  " + "  ".join(name.rjust(11) for name in names)]
     for number, minute in enumerate(minutes):
         cells = [minute.get(name) for name in names]
@@ -209,7 +211,7 @@ def main(argv: Sequence[str]) -> int:
         with started(dict(os.environ)) as server:
             soak = Soak(server, source, asked)
             asyncio.run(soak.run())
-    except (ServerFailed, PlayFailed) as failed:
+    except ServerFailed as failed:
         print(f"bench.soak: {failed}", file=sys.stderr)
         return EXIT_SERVICE_FAILED
     minutes = [minute.figures() for minute in soak.minutes]
