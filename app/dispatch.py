@@ -3,9 +3,9 @@
 Live finals go first, then live partials, then files; within a kind, who came first. A request waits here and not in
 the engine, so that a final never stands behind work that was asked for later with less right, and so that a partial
 which had to wait is decoded with the audio that came meanwhile: it is renewed when its turn comes. Partials and files
-together get at most half of what the engine takes at once; a final finds room there at any time, and the engine lets it
-in between their steps. So finals do not wait for partials, and partials use what finals leave: their cadence follows
-the load by itself, fairly, since each channel has one at most and all stand in one line.
+together get at most half of what the engine takes at once, files alone three quarters; a final finds room there at any
+time, and the engine lets it in between their steps. So finals do not wait for partials, and partials use what finals
+leave: their cadence follows the load by itself, fairly, since each channel has one at most and all stand in one line.
 
 A file that has waited for ``file_patience_s`` goes before partials, so that it is done some day however busy it is.
 """
@@ -100,10 +100,11 @@ class Line:
         if priority is Priority.LIVE_FINAL:
             return True
         others = self._running[Priority.LIVE_PARTIAL] + self._running[Priority.FILE]
-        if others >= max(1, capacity // 2):
+        if now_s - self._last_live_s >= self._config.live_memory_s:
+            return others < max(1, min(capacity - 1, capacity * 3 // 4))
+        if priority is Priority.FILE and self._running[priority] >= max(1, capacity // 4):
             return False
-        is_live = now_s - self._last_live_s < self._config.live_memory_s
-        return priority is not Priority.FILE or not is_live or self._running[priority] < max(1, capacity // 4)
+        return others < max(1, capacity // 2)
 
     def begin(self, priority: Priority) -> None:
         self._running[priority] += 1

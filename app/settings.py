@@ -54,8 +54,8 @@ class Settings(BaseSettings):
     engine_python: str = Field(sys.executable, description="interpreter of the engine process")
     device: str = Field("auto", pattern="^(auto|cpu|cuda)$", description="`ctranslate`: where Whisper runs")
     compute_type: str = Field("auto", description="`ctranslate`: its compute type; auto: int8 on CPU, float16 on CUDA")
-    workers: int = Field(0, ge=0, le=64, description="`ctranslate`: decodes at once; 0: by the number of cores")
-    threads: int = Field(0, ge=0, le=64, description="`ctranslate`: threads a decode; 0: by the number of cores")
+    workers: int = Field(0, ge=0, le=64, description="`ctranslate`: calls at once; 0: by the number of cores")
+    threads: int = Field(0, ge=0, le=64, description="`ctranslate`: threads a call; 0: by the number of cores")
     margin_s: float = Field(3.0, ge=0.5, le=30.0, description="silence encoded after the audio (docs/performance.md)")
     full_window: bool = Field(False, description="always encode Whisper's 30 s window, as the reference does")
 
@@ -190,7 +190,7 @@ class Settings(BaseSettings):
 
     @property
     def resolved_threads(self) -> int:
-        """Threads a decode: few, so that several can run. docs/performance.md has a run with two on two cores."""
+        """Threads a call: few, so that several can run (docs/performance.md)."""
         return self.threads or (1 if _cores() <= 4 else 2)
 
     @property

@@ -59,7 +59,7 @@ class CtranslateConfig(LadderConfig):
     device: str = "auto"
     compute_type: str = "auto"
     max_batch: int = 8
-    at_once: int = 6
+    at_once: int = 8
 
     def __post_init__(self) -> None:
         LadderConfig.__post_init__(self)  # super() does not know the class that slots=True makes

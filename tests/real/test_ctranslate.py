@@ -143,7 +143,7 @@ def test_audio_that_fits_no_window_is_a_failed_request(base: CtranslateWhisper, 
 @pytest.mark.real
 def test_what_the_models_are(base: CtranslateWhisper, tiny_en: CtranslateWhisper) -> None:
     assert base.info.model == "base"
-    assert base.info.capacity == 2 * 6
+    assert base.info.capacity == 2 * 8
     assert {"en", "de", "zh", "ja"} <= base.info.languages
     assert tiny_en.info.languages == {"en"}
 

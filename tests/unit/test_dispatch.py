@@ -245,14 +245,14 @@ def test_among_those_that_wait_the_order_is_by_kind_then_by_arrival(kinds: list[
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from([Priority.LIVE_PARTIAL, Priority.FILE]), min_size=1, max_size=40), st.integers(2, 8))
 def test_a_final_never_waits_for_partials_and_files_that_came_before(kinds: list[Priority], capacity: int) -> None:
-    """Nor for any number of them: half of the engine's places are beyond their reach."""
+    """Nor for any number of them: some of the engine's places are beyond their reach."""
     engine = Engine(capacity)
     dispatcher, _ = make(engine)
 
     async def main() -> None:
         others = [asyncio.create_task(dispatcher.decode(ask(number, kind))) for number, kind in enumerate(kinds)]
         await asyncio.sleep(0.5)
-        assert engine.running <= capacity // 2
+        assert engine.running < capacity
         await dispatcher.decode(ask(99))
         assert engine.begun_s[engine.begun.index(99)] == 0.5
         await asyncio.gather(*others)
@@ -323,13 +323,13 @@ def test_files_leave_live_streams_more_room_than_each_other() -> None:
         files = [asyncio.create_task(dispatcher.decode(ask(n, Priority.FILE))) for n in range(20)]
         await asyncio.sleep(0.5)
         alone = engine.running
-        await dispatcher.decode(ask(99))  # until 1.5 s
+        await dispatcher.decode(ask(99))  # until 1.5 s; the first files end at 1 s
         await asyncio.sleep(0.1)
         beside = engine.running
         await asyncio.gather(*files)
         return [alone, beside]
 
-    assert virtual_time.run(main()) == [4, 2]
+    assert virtual_time.run(main()) == [6, 2]
 
 
 def test_a_partial_that_had_to_wait_is_asked_as_it_should_be_when_its_turn_comes() -> None:

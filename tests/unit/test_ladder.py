@@ -237,8 +237,8 @@ def test_the_full_window_settles_silence() -> None:
     [
         (Priority.LIVE_PARTIAL, -0.9, False),
         (Priority.LIVE_FINAL, -0.9, False),
-        (Priority.FILE, -0.25, False),
-        (Priority.FILE, -0.4, True),
+        (Priority.FILE, -0.45, False),
+        (Priority.FILE, -0.6, True),
     ],
 )
 def test_an_unsure_text_is_compared_with_the_full_windows(priority: Priority, logprob: float, looks: bool) -> None:
