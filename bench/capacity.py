@@ -11,11 +11,12 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from bench.charts import Chart, draw
 from bench.corpus import recordings
 from bench.roofline import Peak, decoder_step, encoder, peak_of
 from models.ctranslate import CtranslateConfig, Model, States
@@ -186,6 +187,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--utterance-s", type=float, default=USUAL.utterance_s)
     parser.add_argument("--share", type=float, default=USUAL.share, help="of its time that a stream speaks")
     parser.add_argument("--partial-every-s", type=float, default=USUAL.partial_every_s)
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="with --model-dir")
     asked = parser.parse_args(argv)
     if (asked.model_dir is None) == (not asked.gpu):
         parser.error("either --model-dir or --gpu")
@@ -210,6 +212,27 @@ def table(costs: Costs, speech: Speech) -> str:
     return "\n".join(lines)
 
 
+def plot(costs: Costs, speech: Speech) -> str:
+    """What a request takes by the size of its batch, and how many streams fit by how often a partial is shown."""
+    batches = sorted(costs.step_s)
+    audio_s = speech.utterance_s + speech.edges_s
+    cadences = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0]
+    lengths = [1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 15.0]
+    per_request = {"final": [1e3 * costs.decode_s(audio_s, batch) for batch in batches]}
+    per_length = {f"batch {batch}": [1e3 * costs.decode_s(s, batch) for s in lengths] for batch in (1, 4)}
+    carried = {
+        f"batch {batch}": [float(streams_at(costs, replace(speech, partial_every_s=s), batch, 0.9)) for s in cadences]
+        for batch in (1, 4)
+    }
+    return draw(
+        [
+            Chart("engine time of a final, ms", "decoded together", [float(batch) for batch in batches], per_request),
+            Chart("engine time of a decode, ms", "seconds of audio", lengths, per_length),
+            Chart("streams at 90 % of the engine", "seconds of speech between partials", cadences, carried),
+        ]
+    )
+
+
 def main(argv: Sequence[str]) -> int:
     asked = arguments(argv)
     speech = Speech(asked.utterance_s, asked.share, asked.partial_every_s)
@@ -227,7 +250,10 @@ def main(argv: Sequence[str]) -> int:
     if asked.model_dir is not None:
         config = CtranslateConfig(asked.model_dir, asked.model_dir.name, workers=1, threads_per_worker=asked.threads)
         print(f"\n{asked.model_dir.name} on CTranslate2, one worker of {asked.threads} threads: measured")
-        print(table(measured(Model(config), _speech()), speech))
+        costs = measured(Model(config), _speech())
+        print(table(costs, speech))
+        if asked.plot is not None:
+            asked.plot.write_text(plot(costs, speech), "utf-8")
     return 0
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from bench.charts import Chart, draw
 from bench.corpus import Recording, SpeechMissing, recordings
 from bench.measures import measure, percentile
 from bench.player import Played, PlayFailed, play
@@ -139,43 +140,20 @@ def _seen(pid: int) -> dict[str, float]:
 # Reporting ----------------------------------------------------------------------------------------------------------
 
 _ROWS = (
-    ("final after end of speech, s: p50, p95, p99", ("final_p50_s", "final_p95_s", "final_p99_s")),
+    ("final after end of speech, s", ("final_p50_s", "final_p95_s", "final_p99_s")),
     ("most lag, s", ("max_lag_s",)),
-    ("memory, MiB: gateway, engine", ("gateway_mib", "engine_mib")),
-    ("threads, open files", ("threads", "open_files")),
+    ("memory, MiB", ("gateway_mib", "engine_mib")),
+    ("threads and files", ("threads", "open_files")),
 )
-_COLOURS = ("#1f6feb", "#b35900", "#a40e26")
-_WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 720, 110, 60, 30, 48
 
 
 def plot(minutes: Sequence[Mapping[str, Any]]) -> str:
-    """An SVG with one small chart for each kind of figure, over the minutes."""
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_TOP + len(_ROWS) * (_HEIGHT + _GAP)}" '
-        'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
+    """An SVG with a chart for each kind of figure, over the minutes."""
+    x = list(range(1, len(minutes) + 1))
+    charts = [
+        Chart(title, "minute", x, {name: [m.get(name) for m in minutes] for name in names}) for title, names in _ROWS
     ]
-    for row, (title, names) in enumerate(_ROWS):
-        top = _TOP + row * (_HEIGHT + _GAP)
-        known = [m[name] for m in minutes for name in names if m.get(name) is not None]
-        most = max(known, default=1.0) or 1.0
-        parts.append(f'<text x="{_LEFT}" y="{top - 8}" font-weight="bold">{title}</text>')
-        for share in (0.0, 0.5, 1.0):
-            y = top + _HEIGHT * (1 - share)
-            parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{y}" y2="{y}" stroke="#ddd"/>')
-            parts.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{most * share:.3g}</text>')
-        for name, colour in zip(names, _COLOURS, strict=False):
-            points = " ".join(
-                f"{_x(n, len(minutes)):.1f},{top + _HEIGHT * (1 - m[name] / most):.1f}"
-                for n, m in enumerate(minutes)
-                if m.get(name) is not None
-            )
-            parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-    parts.append(f'<text x="{_WIDTH // 2}" y="{_TOP + len(_ROWS) * (_HEIGHT + _GAP) - 30}">minutes</text></svg>')
-    return "\n".join(parts)
-
-
-def _x(number: int, count: int) -> float:
-    return _LEFT + (_WIDTH - 10 - _LEFT) * number / max(1, count - 1)
+    return draw(charts)
 
 
 def _table(minutes: Sequence[Mapping[str, Any]]) -> str:
@@ -223,7 +201,7 @@ def main(argv: Sequence[str]) -> int:
         document = {"machine": before, "versions": versions(), "minutes": minutes, "errors": soak.errors}
         asked.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     if asked.plot is not None:
-        asked.plot.write_text(plot(minutes) + "\n", "utf-8")
+        asked.plot.write_text(plot(minutes), "utf-8")
     return EXIT_SERVICE_FAILED if soak.errors else 0
 
 

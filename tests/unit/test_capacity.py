@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.capacity import BATCHES, SHAPES, USUAL, Costs, calculated, load, streams_at, table
+from bench.capacity import plot as plot_costs
 from bench.roofline import peak_of
 from bench.soak import Minute, plot
 
@@ -73,3 +74,8 @@ def test_the_plot_is_an_image_with_a_line_for_each_figure_that_is_known() -> Non
     assert sorted(map(len, drawn)) == [0, 0, 0, 0, 0, 0, 5, 5]
     heights = [float(point.split(",")[1]) for point in drawn[0]]
     assert heights == sorted(heights, reverse=True), "more is higher"
+
+
+def test_the_costs_have_a_picture_too() -> None:
+    image = ElementTree.fromstring(plot_costs(COSTS, USUAL))
+    assert len(image.findall("{http://www.w3.org/2000/svg}polyline")) == 5
