@@ -1,6 +1,6 @@
 """How Hark feels: recorded speech played at the pace of speech over the public WebSocket, and what came back when.
 
-    python -m bench.replay [--streams 1,4] [--seconds 48] [--sets read-en] [--json FILE]
+    python -m bench.replay [--streams 1,4 | --largest 64] [--seconds 48] [--sets read-en] [--json FILE]
 
 Starts a service of its own on a free port unless --url names one. bench/README.md says what each figure means. Exit
 codes: 0 measured; 1 the service failed; 2 there is no speech to play; 3 measured, but the client itself was late, so
@@ -18,7 +18,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -287,6 +287,35 @@ def _final_details(r: Received) -> dict[str, Any]:
     return {"at_s": round(r.at_s, 3), "start_s": r.start_s, "end_s": r.end_s, "text": text}
 
 
+# How many fit --------------------------------------------------------------------------------------------------------
+
+
+def holds(figures: Mapping[str, Any], pause_ms: int) -> bool:
+    """Whether the streams of a run were served in time: nearly all finals and partials, and every utterance.
+
+    p95 of the finals within the pause and 1 s, p95 of the time that the screen stands still within 3 s.
+    """
+    final_s, gap_s = figures["final_after_speech_s"]["p95"], figures["update_gap_s"]["p95"]
+    if final_s is None or figures["errors"] or figures["never_final"]:
+        return False
+    return bool(final_s <= pause_ms / 1_000 + 1.0 and (gap_s is None or gap_s <= 3.0))
+
+
+def search(limit: int) -> Generator[int, bool, int]:
+    """Yields how many streams to try next, is sent whether they held; returns the most that did, 0 for none.
+
+    Doubles until a number does not hold, then halves what is between.
+    """
+    good, bad, count = 0, limit + 1, 1
+    while good + 1 < bad:
+        if (yield count):
+            good = count
+        else:
+            bad = count
+        count = min(2 * good, limit) if bad > limit else (good + bad) // 2
+    return good
+
+
 # The command --------------------------------------------------------------------------------------------------------
 
 
@@ -295,7 +324,9 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--url", help="the /v1/stream of a service that runs already")
     where.add_argument("--start", action="store_true", help="start a service for the measurement (the default)")
-    parser.add_argument("--streams", type=_counts, default=[1, 4], help="how many at once, one run each: 1,4")
+    how_many = parser.add_mutually_exclusive_group()
+    how_many.add_argument("--streams", type=_counts, default=[1, 4], help="how many at once, one run each: 1,4")
+    how_many.add_argument("--largest", type=int, metavar="N", help="find the most, up to N, that are served in time")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--seconds", type=_positive, default=48.0, help="least length of every stream's track (48)")
     length.add_argument("--minutes", type=_positive, help="the same in minutes")
@@ -336,7 +367,7 @@ def _service(asked: argparse.Namespace) -> Iterator[tuple[str, Server | None]]:
     if asked.url is not None:
         yield asked.url, None
         return
-    room = {"HARK_MAX_SESSIONS": str(max(64, *asked.streams))}
+    room = {"HARK_MAX_SESSIONS": str(max(64, asked.largest or 0, *asked.streams))}
     with started(room | dict(os.environ)) as server:
         yield server.url, server
 
@@ -346,7 +377,7 @@ def main(argv: Sequence[str]) -> int:
     before = machine()
     try:
         speech, source = recordings(asked.sets, asked.seed)
-        tracks = deal(source, max(asked.streams), asked.seconds, asked.seed)
+        tracks = deal(source, asked.largest or max(asked.streams), asked.seconds, asked.seed)
     except SpeechMissing as missing:
         print(f"bench.replay: {missing}", file=sys.stderr)
         return EXIT_NO_SPEECH
@@ -354,9 +385,8 @@ def main(argv: Sequence[str]) -> int:
     failure = ""
     try:
         with _service(asked) as (url, server):
-            for count in asked.streams:
-                # One by one, so that what was measured is kept where the next run fails.
-                runs.append(asyncio.run(run(url, tracks[:count], asked, server)))  # noqa: PERF401
+            for made in _runs(url, tracks, asked, server):
+                runs.append(made)  # noqa: PERF402 - so that what was measured is kept where the next run fails
     except (ServerFailed, PlayFailed) as failed:
         failure = str(failed)
     code = _report(asked, argv, speech, before, runs) if runs else EXIT_SERVICE_FAILED
@@ -364,6 +394,26 @@ def main(argv: Sequence[str]) -> int:
         print(f"bench.replay: {failure}", file=sys.stderr)
         return EXIT_SERVICE_FAILED
     return code
+
+
+def _runs(url: str, tracks: Sequence[Track], asked: argparse.Namespace, server: Server | None) -> Iterator[Run]:
+    """One run for each number of streams, or as many as it takes to find the largest. Raises PlayFailed."""
+    if not asked.largest:
+        yield from (asyncio.run(run(url, tracks[:count], asked, server)) for count in asked.streams)
+        return
+    searching = search(asked.largest)
+    count = next(searching)
+    with contextlib.suppress(StopIteration):
+        while True:
+            try:
+                made = asyncio.run(run(url, tracks[:count], asked, server))
+            except PlayFailed as refused:
+                print(f"{count} streams: {refused}")
+                count = searching.send(False)
+                continue
+            yield made
+            pause_ms = int(made.played[0].config["config"]["pause_ms"])
+            count = searching.send(holds(summary(made), pause_ms))
 
 
 def _report(
@@ -390,6 +440,9 @@ def _report(
     print(f"{speech}; model {config['model']}; {before['cpu']}, {before['usable_cores']} cores")
     print(f"load average before: {before['load_average_before'][0]}\n")
     print(table(summaries, config["config"]["pause_ms"]))
+    if asked.largest:
+        held = [s["streams"] for s in summaries if holds(s, int(config["config"]["pause_ms"]))]
+        print(f"\nserved in time: {max(held, default=0)} streams")
     for r in runs:
         for line in [*r.measures.retractions[:10], *r.errors]:
             print(f"{len(r.tracks)} streams: {line}")

@@ -29,6 +29,7 @@ from bench.measures import (
     update_gaps,
 )
 from bench.player import Played, PlayFailed, play
+from bench.replay import holds, search
 from bench.scoring import Score
 from bench.tracks import ROOM_NOISE_LSB, Spoken, Track, build_track, deal, speech_bounds
 from streaming.audio import SAMPLE_RATE
@@ -403,6 +404,38 @@ async def test_a_service_that_is_never_done_is_given_up() -> None:
 
 
 # The whole -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 80), st.integers(1, 80))
+def test_the_largest_number_that_holds_is_found_in_few_runs(most: int, limit: int) -> None:
+    searching, tried = search(limit), list[int]()
+    found: int | None = None
+    count = next(searching)
+    while found is None:
+        tried.append(count)
+        try:
+            count = searching.send(count <= most)
+        except StopIteration as end:
+            found = end.value
+    assert found == min(most, limit)
+    assert len(tried) == len(set(tried)) <= 14
+    assert all(1 <= count <= limit for count in tried)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, True),
+        ({"final_after_speech_s": {"p95": 1.51}}, False),
+        ({"final_after_speech_s": {"p95": None}}, False),
+        ({"update_gap_s": {"p95": 3.1}}, False),
+        ({"never_final": 0.1}, False),
+        ({"errors": ["it broke"]}, False),
+    ],
+)
+def test_streams_are_served_in_time_when_finals_and_partials_are(change: dict[str, Any], expected: bool) -> None:
+    figures = {"final_after_speech_s": {"p95": 1.5}, "update_gap_s": {"p95": 3.0}, "never_final": 0.0, "errors": []}
+    assert holds(figures | change, pause_ms=500) is expected
 
 
 def test_a_late_client_makes_the_run_invalid() -> None:
