@@ -48,7 +48,10 @@ class _Decoder:
         self.has_given = False
 
     async def feed(self, data: bytes) -> None:
-        """Returns when there is room for more."""
+        """Returns when there is room for more. After the end nothing is taken: a browser's recorder that is stopped may
+        give its last piece after the message that ends the stream, and an ended process has closed its pipe."""
+        if self._is_finished or self._is_over:
+            return
         self._sent_bytes += len(data)
         try:
             self._stdin.write(data)

@@ -263,6 +263,18 @@ async def test_a_stream_in_a_container_is_heard_live(server: Server, form: str, 
     assert connection.close_code == 1000
 
 
+async def test_audio_after_the_end_is_passed_over(server: Server) -> None:
+    """As from a browser whose recorder gives its last piece after the stream has been ended."""
+    data = contained("webm", "libopus", ["alpha", "bravo", *PAUSE])
+    async with connect(f"ws://127.0.0.1:{server.port}/v1/listen", additional_headers=TOKEN, proxy=None) as connection:
+        for message in (data, CLOSE, data[-200:]):
+            await connection.send(message)
+        messages = await read(connection)
+    assert transcripts(messages) == ["alpha bravo"]
+    assert messages[-1]["type"] == "Metadata"
+    assert connection.close_code == 1000
+
+
 async def test_a_stream_that_cannot_be_heard_ends_with_the_reason(server: Server) -> None:
     async with connect(f"ws://127.0.0.1:{server.port}/v1/listen", additional_headers=TOKEN, proxy=None) as connection:
         await connection.send(b"no audio " * 10_000)

@@ -1,31 +1,26 @@
 """Many sessions at once over several protocols: everyone gets their own words, on their own channel and clock."""
 
 import asyncio
-import base64
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
-import numpy as np
 import pytest
-from websockets.asyncio.client import connect
 
 from bench.scoring import align, units
 from models.scripted import VOCABULARY, encode_words
 from tests.support.corpus import corpus_row
-from tests.support.server import EOF, PAUSE, Server, converse, listen, pieces, serving
+from tests.support.dialects import DIALECTS
+from tests.support.server import EOF, PAUSE, Server, converse, pieces, serving
 from tests.support.telephony import (
     CONNECTED,
     TWILIO_STOP,
     exchange,
     follow,
-    mulaw,
     of_type,
     send_all,
-    speech,
     twilio_call,
     twilio_start,
 )
@@ -54,99 +49,18 @@ def test_no_utterance_is_said_twice() -> None:
     assert len(set(said)) == SESSIONS * UTTERANCES
 
 
-@dataclass(frozen=True)
-class Heard:
-    """What a session was told: settled texts in order, and texts on the way to them."""
-
-    finals: list[str]
-    guesses: list[str]
-
-
-@dataclass(frozen=True)
-class Everybody:
-    """Lets nobody speak before all are connected, so that all are there at once."""
-
-    server: Server
-    all_here: asyncio.Barrier
-
-
-async def native(everybody: Everybody, session: int) -> Heard:
-    async with connect(everybody.server.stream_url(partial_interval_ms=100), proxy=None) as connection:
-        await everybody.all_here.wait()
-        listening = asyncio.create_task(listen(connection))
-        for piece in pieces(encode_words(script(session)).tobytes()):
-            await connection.send(piece)
-        await connection.send(EOF)
-        heard = await listening
-    return Heard(heard.texts, [event["committed"] + event["tentative"] for event in heard.of_type("partial")])
-
-
-async def realtime(everybody: Everybody, session: int) -> Heard:
-    url = f"ws://127.0.0.1:{everybody.server.port}/v1/realtime?intent=transcription"
-    samples = encode_words(script(session))
-    at_24_khz = samples[np.arange(samples.size * 3 // 2) * 2 // 3].tobytes()
-    kind = "conversation.item.input_audio_transcription."
-    deltas: dict[str, str] = {}
-    finals: list[str] = []
-    guesses: list[str] = []
-    async with connect(url, proxy=None) as connection:
-        await everybody.all_here.wait()
-        sending = asyncio.create_task(send_all(connection, map(append, pieces(at_24_khz))))
-        while len(finals) < UTTERANCES:
-            event = json.loads(await connection.recv())
-            if event["type"] == kind + "delta":
-                deltas[event["item_id"]] = deltas.get(event["item_id"], "") + event["delta"]
-                guesses.append(deltas[event["item_id"]])
-            elif event["type"] == kind + "completed":
-                finals.append(event["transcript"])
-        await sending
-    return Heard(finals, guesses)
-
-
-def append(piece: bytes) -> str:
-    return json.dumps({"type": "input_audio_buffer.append", "audio": base64.b64encode(piece).decode()})
-
-
-async def deepgram(everybody: Everybody, session: int) -> Heard:
-    query = urlencode({"encoding": "mulaw", "sample_rate": 8_000, "interim_results": "true"})
-    url = f"ws://127.0.0.1:{everybody.server.port}/v1/listen?{query}"
-    async with connect(url, proxy=None) as connection:
-        await everybody.all_here.wait()
-        listening = asyncio.create_task(listen(connection))
-        await send_all(connection, pieces(mulaw(speech(*script(session))), 640))
-        await connection.send('{"type":"CloseStream"}')
-        results = (await listening).of_type("Results")
-    said = [(result["is_final"], result["channel"]["alternatives"][0]["transcript"]) for result in results]
-    return Heard([text for final, text in said if final and text], [text for final, text in said if not final])
-
-
-async def twilio(everybody: Everybody, session: int) -> Heard:
-    """Follows the call meanwhile, as an application does."""
-    call_id = f"CA{session}"
-    async with exchange(everybody.server, "/twilio") as connection:
-        following = asyncio.create_task(follow(everybody.server, call_id, wait_s=30))
-        await connection.send(CONNECTED)
-        await connection.send(twilio_start("inbound", call_id=call_id))
-        await everybody.all_here.wait()
-        await send_all(connection, [*twilio_call({"inbound": mulaw(speech(*script(session)))}), TWILIO_STOP])
-        events = await following
-    partials = [event["committed"] + event["tentative"] for event in of_type(events, "partial")]
-    return Heard([event["text"] for event in of_type(events, "final")], partials)
-
-
-DIALECTS: tuple[Callable[[Everybody, int], Awaitable[Heard]], ...] = (native, realtime, deepgram, twilio)
-
-
-@pytest.fixture
-async def everybody() -> AsyncIterator[Everybody]:
+async def test_no_word_crosses_sessions() -> None:
+    """Nobody speaks before all are connected, so that all are there at once."""
+    all_here = asyncio.Barrier(SESSIONS)
     with serving(max_sessions=SESSIONS, max_load=0) as server:
-        yield Everybody(server, asyncio.Barrier(SESSIONS))
-
-
-async def test_no_word_crosses_sessions(everybody: Everybody) -> None:
-    talks = [DIALECTS[session % len(DIALECTS)](everybody, session) for session in range(SESSIONS)]
-    async with asyncio.timeout(120):
-        everyone = await asyncio.gather(*talks)
+        talks = [
+            DIALECTS[session % len(DIALECTS)](
+                server, encode_words(script(session)), finals=UTTERANCES, begin=all_here.wait
+            )
+            for session in range(SESSIONS)
+        ]
+        async with asyncio.timeout(120):
+            everyone = await asyncio.gather(*talks)
     for session, heard in enumerate(everyone):
         said = [" ".join(words) for words in utterances(session)]
         assert heard.finals == said, (session, DIALECTS[session % len(DIALECTS)].__name__)
