@@ -280,7 +280,8 @@ class CtranslateEngine:
         self._steps: list[_Step] = []
         self._filled = asyncio.Condition()
         self._workers: list[asyncio.Task[None]] = []
-        self._requests = 0
+        self._requests = 0  # so far
+        self._under_way = 0
 
     @property
     def info(self) -> RecognizerInfo:
@@ -307,12 +308,16 @@ class CtranslateEngine:
         that the model cannot take, and where CTranslate2 fails.
         """
         self._requests += 1
+        self._under_way += 1
         listener = _Questions(self, request, self._requests)
         backend: AsyncBackend = listener
         try:
-            hypothesis = await climb_async(self.model.ladder.steps(request), backend)
+            steps = self.model.ladder.steps(request, has_time=lambda: self._under_way == 1)
+            hypothesis = await climb_async(steps, backend)
         except (RuntimeError, ValueError) as error:
             raise RecognizerFailed(f"decoding failed: {error}") from error
+        finally:
+            self._under_way -= 1
         return replace(hypothesis, decode_s=listener.took_s)
 
     async def ask(

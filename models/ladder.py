@@ -9,7 +9,7 @@ the hypothesis. ``climb`` carries the steps out on an engine that blocks, ``clim
 """
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -29,9 +29,9 @@ HOPELESS_LOGPROB = -1.5
 DOUBTFUL_NO_SPEECH_PROBABILITY = 0.3
 # Below this mean log-probability the shaped window's text is compared with the full window's. On 155 read clips with
 # the base weights the shaped window made 238 errors, the full one 218; taking the likelier below -0.3 left 228 (15 % of
-# the clips decoded twice), below -0.5 231 (4 %). A full window takes as long as six short utterances: for files the
-# second is the better bargain, and nobody who waits for a live final is made to wait for a second opinion.
-UNSURE_LOGPROB = {Priority.LIVE_PARTIAL: -math.inf, Priority.LIVE_FINAL: -math.inf, Priority.FILE: -0.5}
+# the clips decoded twice), below -0.5 231 (4 %). A full window takes as long as six short utterances, so the second is
+# the better bargain; live finals take it only while nobody else waits for the engine.
+UNSURE_LOGPROB = {Priority.LIVE_PARTIAL: -math.inf, Priority.LIVE_FINAL: -0.5, Priority.FILE: -0.5}
 MIN_ECHO_WORDS = 3  # people do answer "yes" to "yes"
 
 
@@ -211,6 +211,7 @@ class _Plan:
     start: tuple[int, ...]
     context: list[int]
     context_text: str  # what of it was said just before; a text that only repeats it is suspect
+    has_time: Callable[[], bool]
     begin_sample: int = 0  # where the plan's audio lies in the one that was asked about
     is_gap: bool = False
 
@@ -259,13 +260,14 @@ class Ladder:
         self._tokens = encode
         self._text = decode
 
-    def steps(self, request: DecodeRequest) -> Steps[Hypothesis]:
+    def steps(self, request: DecodeRequest, has_time: Callable[[], bool] = lambda: True) -> Steps[Hypothesis]:
         """What to ask for this request; returns its hypothesis, whose ``decode_s`` is 0.
 
+        ``has_time`` is asked before what improves a live final's text but can be left out.
         Raises ValueError for audio that fits no window, and for a language that the model does not know.
         """
         silence_tail.positions_to_encode(request.audio.shape[0], 0)  # for its ValueError
-        plan = yield from self._begin(request)
+        plan = yield from self._begin(request, has_time)
         attempt = yield from self._climb(plan)
         if request.priority is not Priority.LIVE_PARTIAL:
             attempt = yield from self._fill_gaps(plan, attempt)
@@ -288,19 +290,19 @@ class Ladder:
 
     # What to ask
 
-    def _begin(self, request: DecodeRequest) -> Steps[_Plan]:
+    def _begin(self, request: DecodeRequest, has_time: Callable[[], bool]) -> Steps[_Plan]:
         fixed = self._fixed_language(request.options)
         if fixed:
-            return self._plan(request, fixed, 1.0)
+            return self._plan(request, has_time, fixed, 1.0)
         shares: LanguageShares = yield Detect(Window(0, request.audio.shape[0], full=not self._config.shaped))
         options = request.options
         threshold = self._config.language_threshold
         language, probability = whisper_text.choose_language(
             shares, options.languages, options.language_hint, threshold
         )
-        return self._plan(request, language, probability)
+        return self._plan(request, has_time, language, probability)
 
-    def _plan(self, request: DecodeRequest, language: str, probability: float) -> _Plan:
+    def _plan(self, request: DecodeRequest, has_time: Callable[[], bool], language: str, probability: float) -> _Plan:
         said_before = request.context if request.context_language == language else ""
         return _Plan(
             request=request,
@@ -310,6 +312,7 @@ class Ladder:
             start=tuple(self._special.start_sequence(language, request.options.task)),
             context=self._context(request, said_before),
             context_text=said_before,
+            has_time=has_time,
         )
 
     def _context(self, request: DecodeRequest, said_before: str) -> list[int]:
@@ -348,7 +351,9 @@ class Ladder:
     def _second_look(self, plan: _Plan, attempt: _Attempt) -> Steps[_Attempt]:
         """An unsure text of the shaped window against the full window's: the likelier of the two."""
         is_unsure = attempt.average_logprob < UNSURE_LOGPROB[plan.request.priority]
-        if attempt.full_window or attempt.fault or not is_unsure:
+        if attempt.full_window or attempt.fault or not is_unsure or plan.has_one_rung:
+            return attempt
+        if plan.request.priority is Priority.LIVE_FINAL and not plan.has_time():
             return attempt
         second = yield from self._attempt(plan, full_window=True, temperature=attempt.temperature)
         return max(attempt, second, key=_credibility)

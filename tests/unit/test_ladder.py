@@ -236,7 +236,8 @@ def test_the_full_window_settles_silence() -> None:
     ("priority", "logprob", "looks"),
     [
         (Priority.LIVE_PARTIAL, -0.9, False),
-        (Priority.LIVE_FINAL, -0.9, False),
+        (Priority.LIVE_FINAL, -0.45, False),
+        (Priority.LIVE_FINAL, -0.6, True),
         (Priority.FILE, -0.45, False),
         (Priority.FILE, -0.6, True),
     ],
@@ -246,6 +247,15 @@ def test_an_unsure_text_is_compared_with_the_full_windows(priority: Priority, lo
     answer, backend = play(ask(priority=priority), unsure, *[likelier] * looks)
     assert backend.rungs == [(False, 0.0), (True, 0.0)][: 1 + looks]
     assert (answer.text, answer.full_window) == (("good morning", True) if looks else ("good warning", False))
+
+
+def test_a_live_final_takes_no_second_look_while_others_wait() -> None:
+    for priority, looks in ((Priority.LIVE_FINAL, 1), (Priority.FILE, 2)):
+        tokenizer = Words()
+        backend = Scripted(tokenizer, lambda _: Said(" good warning", logprob=-0.9))
+        ladder = Ladder(LadderConfig(), MULTILINGUAL, tokenizer.encode, tokenizer.decode)
+        assert climb(ladder.steps(ask(priority=priority), has_time=lambda: False), backend).text == "good warning"
+        assert len(backend.rungs) == looks
 
 
 @pytest.mark.parametrize("worse", [Said(" good warning", logprob=-0.9), replace(LOOPS, logprob=-0.1)])
