@@ -118,7 +118,8 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--full-window", action="store_true", help="encode 30 s always")
     parser.add_argument("--pause-ms", type=int, default=500)
     parser.add_argument("--pre-roll-ms", type=int, default=512)
-    parser.add_argument("--post-roll-ms", type=int, default=128)
+    parser.add_argument("--early-roll-ms", type=int, default=128)
+    parser.add_argument("--post-roll-ms", type=int, default=320)
     parser.add_argument("--max-utterance-ms", type=int, default=20_000)
     parser.add_argument("--hold-back-ms", type=int, default=800)
     parser.add_argument("--step-ms", type=int, default=400, help="audio between two looks at the engine")
@@ -135,12 +136,12 @@ def _config(asked: argparse.Namespace) -> SessionConfig:
         endpointer=EndpointerConfig(pause_ms=asked.pause_ms),
         segmenter=SegmenterConfig(
             pre_roll_ms=asked.pre_roll_ms,
+            early_roll_ms=asked.early_roll_ms,
             post_roll_ms=asked.post_roll_ms,
             max_utterance_ms=asked.max_utterance_ms,
             cut_zone_ms=cut_zone_ms(asked.max_utterance_ms),
         ),
         partials=PartialConfig(enabled=not asked.no_partials, hold_back_ms=asked.hold_back_ms),
-        early_final=not asked.no_partials,
     )
 
 

@@ -77,18 +77,21 @@ class EndpointerConfig:
 class SegmenterConfig:
     """How utterances are cut out of the audio.
 
-    ``pre_roll_ms`` of audio before the onset is decoded with the utterance, and ``post_roll_ms`` after its end: a
-    final can be asked as soon as that much of the pause is there. ``max_utterance_ms`` forces a cut, at the quietest
-    place of the last ``cut_zone_ms``; words in that zone are not committed before the cut is made.
+    ``pre_roll_ms`` of audio before the onset is decoded with the utterance, and ``post_roll_ms`` after its end. The
+    early final is asked when ``early_roll_ms`` of the pause are there, with no more than that. ``max_utterance_ms``
+    forces a cut, at the quietest place of the last ``cut_zone_ms``; words in that zone are not committed before the cut
+    is made.
     """
 
     pre_roll_ms: int = 512
-    post_roll_ms: int = 128
+    early_roll_ms: int = 128
+    post_roll_ms: int = 320
     max_utterance_ms: int = 20_000
     cut_zone_ms: int = 6_000
 
     def __post_init__(self) -> None:
         _require(0 <= self.pre_roll_ms <= 2_000, "pre_roll_ms must be 0 to 2000")
+        _require(0 <= self.early_roll_ms <= 2_000, "early_roll_ms must be 0 to 2000")
         _require(0 <= self.post_roll_ms <= 2_000, "post_roll_ms must be 0 to 2000")
         _require(1_000 <= self.max_utterance_ms <= 26_000, "max_utterance_ms must be 1000 to 26000")
         _require(

@@ -42,9 +42,10 @@ class Unpaused:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The open utterance ended at ``end_sample``; ``segment`` is what its final decodes."""
+    """The open utterance ended at ``end_sample``. ``early``: what its early final decodes; ``segment``: all of it."""
 
     end_sample: int
+    early: Segment
     segment: Segment
 
 
@@ -66,6 +67,7 @@ class Segmenter:
         self._release_threshold = endpointer.release_threshold
         self._pre_roll = windows_for(config.pre_roll_ms)
         self._post_roll = min(windows_for(config.post_roll_ms), windows_for(endpointer.pause_ms))
+        self._early_roll = min(windows_for(config.early_roll_ms), self._post_roll)
         self._longest = windows_for(config.max_utterance_ms)
         self._cut_zone = windows_for(config.cut_zone_ms)
         # STARTING windows are kept besides the pre-roll, until the onset is sure.
@@ -106,7 +108,7 @@ class Segmenter:
 
     @property
     def is_paused(self) -> bool:
-        """Is the open utterance in a pause, with the audio that its final needs all there?"""
+        """Is the open utterance in a pause, with the audio that its early final needs all there?"""
         return self._paused
 
     @property
@@ -135,10 +137,10 @@ class Segmenter:
         return events
 
     def segment(self) -> Segment:
-        """The open utterance's audio: all of it so far, or in a pause as much as its final will decode."""
+        """The open utterance's audio: all of it so far, or in a pause as much as its early final decodes."""
         end = self._next
         if self._pause_start is not None:
-            end = min(end, self._pause_start + self._post_roll)
+            end = min(end, self._pause_start + self._early_roll)
         return self._cut(end)
 
     def _on_endpointer(self, event: Onset | PauseBegan | Resumed | Endpoint) -> list[SegmenterEvent]:
@@ -155,7 +157,7 @@ class Segmenter:
                 return [self._close(window, min(self._next, window + self._post_roll))]
 
     def _on_open(self) -> list[SegmenterEvent]:
-        if self._pause_start is not None and self._next - self._pause_start >= self._post_roll:
+        if self._pause_start is not None and self._next - self._pause_start >= self._early_roll:
             self._paused = True
         return self._force() if self.speech_windows >= self._longest else []
 
@@ -182,7 +184,8 @@ class Segmenter:
         return Opened(speech_start * WINDOW_SAMPLES, continues)
 
     def _close(self, speech_end: int, audio_end: int) -> Closed:
-        closed = Closed(speech_end * WINDOW_SAMPLES, self._cut(audio_end))
+        early_end = min(audio_end, speech_end + self._early_roll)
+        closed = Closed(speech_end * WINDOW_SAMPLES, self._cut(early_end), self._cut(audio_end))
         self.is_open, self._pause_start, self._paused = False, None, False
         self._used = audio_end
         return closed

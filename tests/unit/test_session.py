@@ -227,6 +227,26 @@ def test_the_final_is_asked_when_the_pause_begins_and_said_when_it_ends() -> Non
     assert [final.text for final in driver.of_type(FinalTranscript)] == ["w7 w8"]
 
 
+@pytest.mark.parametrize("piece_ms", [20, 100, 2_000])
+@pytest.mark.parametrize(("logprob", "lengths_ms"), [(-0.4, [128]), (-0.6, [128, 320])])
+def test_an_early_final_that_is_unsure_is_asked_again_with_more_of_the_pause(
+    piece_ms: int, logprob: float, lengths_ms: list[int]
+) -> None:
+    """However the audio was cut, and even where the pause was over before anybody could ask early."""
+
+    def unsure(request: DecodeRequest) -> Hypothesis:
+        return replace(recognize(request), average_logprob=logprob)
+
+    driver = make_driver(replace(CONFIG, partials=PartialConfig(enabled=False)), recognize=unsure)
+    data, piece = pcm_bytes(np.concatenate((speech([7, 8], 160), silence(900)))), 2 * ms_to_samples(piece_ms)
+    for start in range(0, len(data), piece):
+        driver.take(driver.session.receive_audio(data[start : start + piece]))
+        driver.answer_all()
+    ends = [request.start_sample + request.audio.size for request in driver.requests]
+    assert [end - ends[0] for end in ends] == [ms_to_samples(length_ms - 128) for length_ms in lengths_ms]
+    assert [final.text for final in driver.of_type(FinalTranscript)] == ["w7 w8"]
+
+
 def test_without_partials_an_early_final_that_was_too_early_shows_nothing() -> None:
     config = replace(CONFIG, partials=PartialConfig(enabled=False))
     driver = make_driver(config)
