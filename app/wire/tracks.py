@@ -68,7 +68,8 @@ class Tracks:
         """
         track, config = self._tracks[channel], self._config
         begin, complaint = self._begin(track, at_ms)
-        track.pieces.append((begin, data))
+        if data:  # a piece of nothing would never be over
+            track.pieces.append((begin, data))
         track.end = begin + len(data) // config.sample_bytes
         track.is_awaited = True
         return [*complaint, *self._give(self._complete())]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.dialect import Audio, Complaint, Gap
@@ -59,7 +59,8 @@ def test_every_piece_lies_where_its_timestamp_says(
     heard = columns(given_out)
     end = max(begin + len(data) for track in expected for begin, data in track)
     late = 100 * MS  # a track that was not waited for comes in a piece of the other one late
-    assert 0 <= len(heard) - end <= late
+    # A step within the tolerance is jitter, so the last piece may lie so much early.
+    assert -STEREO.tolerance_ms * MS <= len(heard) - end <= late
     for channel, placed in enumerate(expected):
         for begin, data in placed:
             found = np.flatnonzero(heard[:, channel] == data[0])
@@ -75,6 +76,7 @@ def test_every_piece_lies_where_its_timestamp_says(
         max_size=20,
     )
 )
+@example([(0, None, 0, 179), (0, None, 228, 179)])  # a piece of nothing went round for ever
 def test_no_audio_is_left_out_whatever_the_timestamps_are(sent: list[Any]) -> None:
     """And what is held stays within the skew and one piece."""
     tracks = Tracks(STEREO)
