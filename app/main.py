@@ -24,6 +24,7 @@ from app.errors import install_error_handlers
 from app.files import FileTranscriber, Transcript
 from app.keys import BadKeyFile, read_keys
 from app.media import MediaLimits
+from app.recordings import FileService
 from app.redaction import redact
 from app.rtc import ice
 from app.rtc.config import RtcConfig
@@ -347,14 +348,14 @@ def _ice_source(settings: Settings, logger: structlog.stdlib.BoundLogger) -> ice
     return ice.KeptIce(ice.Provider(request), logger)
 
 
-def _file_service(service: Service) -> http.FileService:
+def _file_service(service: Service) -> FileService:
     @contextlib.contextmanager
     def admit(request: Request) -> Iterator[Grant]:
         service.info  # noqa: B018 - refuses while the engine starts
         with service.access.recording(request) as grant, service.files.slot():
             yield grant
 
-    return http.FileService(
+    return FileService(
         transcriber=_Telemetered(service),
         admit=admit,
         model_names=lambda: [service.settings.model],

@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ PIPE_LIMIT_BYTES = 64 * 1024  # what asyncio holds of a pipe, twice at most, bef
 STDERR_TAIL_BYTES = 8 * 1024
 
 # The worker sees none of the service's environment. One BLAS thread: a second costs address space and gains nothing.
-WORKER_ENVIRONMENT = {
+_WORKER_ENVIRONMENT = {
     "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUTF8": "1",
@@ -142,16 +142,40 @@ class MediaDecoder:
 
     async def close(self) -> None:
         """Kill the process if it still runs, and reap it."""
-        if self._process.returncode is None:
-            try:
-                self._process.kill()
-            except ProcessLookupError:
-                pass  # it ended just now
-        # asyncio reports the end only once the pipes are read to theirs.
-        while await self._stdout.read(PIPE_LIMIT_BYTES):
-            pass
-        await self._process.wait()
+        await end_worker(self._process)
         await self._stderr_tail
+
+
+async def start_worker(
+    module: str, *arguments: str, stdin: int, stderr: int, pass_fds: Sequence[int] = ()
+) -> asyncio.subprocess.Process:
+    """A process of our own that decodes untrusted bytes; its sound comes over stdout."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",  # nothing is imported from the directory that happens to be the current one
+        "-m",
+        module,
+        *arguments,
+        stdin=stdin,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=stderr,
+        limit=PIPE_LIMIT_BYTES,
+        env=_WORKER_ENVIRONMENT,
+        pass_fds=pass_fds,
+    )
+
+
+async def end_worker(process: asyncio.subprocess.Process) -> None:
+    """Kill the process if it still runs, and reap it."""
+    assert process.stdout is not None
+    if process.returncode is None:
+        try:
+            process.kill()
+        except ProcessLookupError:
+            pass  # it ended just now
+    while await process.stdout.read(PIPE_LIMIT_BYTES):
+        pass  # asyncio reports the end only once the pipe is read to its own
+    await process.wait()
 
 
 @asynccontextmanager
@@ -161,10 +185,7 @@ async def open_media(source: Path | int, limits: MediaLimits) -> AsyncGenerator[
     Memory does not grow with the file: the decoder waits while nobody takes chunks.
     """
     argument = f"fd:{source}" if isinstance(source, int) else str(source)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",  # nothing is imported from the directory that happens to be the current one
-        "-m",
+    process = await start_worker(
         "app.media_worker",
         f"--max-duration-s={limits.max_duration_s}",
         f"--memory-bytes={limits.memory_bytes}",
@@ -172,10 +193,7 @@ async def open_media(source: Path | int, limits: MediaLimits) -> AsyncGenerator[
         "--",
         argument,
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        limit=PIPE_LIMIT_BYTES,
-        env=WORKER_ENVIRONMENT,
         pass_fds=(source,) if isinstance(source, int) else (),
     )
     decoder = MediaDecoder(process, limits)

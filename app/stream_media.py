@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from app.conversation import Peer
 from app.dialect import Wire
-from app.media import WORKER_ENVIRONMENT
+from app.media import end_worker, start_worker
 from app.stream_records import AUDIO, ERROR, HUNGRY, RECORD
 from app.wire.wav import wav_head
 from streaming.audio import SAMPLE_RATE
@@ -17,7 +16,6 @@ from streaming.config import AudioFormat
 from streaming.errors import BadAudio
 
 _QUEUED = 16  # messages that wait to be heard; then the decoder waits, and with it the client
-_PIPE_LIMIT_BYTES = 64 * 1024
 _MAX_RECORD_BYTES = 64 * SAMPLE_RATE * 2  # a packet is never longer: a bound on what a broken process may claim
 
 
@@ -102,14 +100,7 @@ class _Decoder:
             return None
 
     async def close(self) -> None:
-        if self._process.returncode is None:
-            try:
-                self._process.kill()
-            except ProcessLookupError:
-                pass  # it ended just now
-        while await self._stdout.read(_PIPE_LIMIT_BYTES):
-            pass  # asyncio reports the end only once the pipe is read to its own
-        await self._process.wait()
+        await end_worker(self._process)
 
 
 class DecodingPeer:
@@ -200,18 +191,12 @@ class DecodingPeer:
 
 
 async def _start_decoder(limits: StreamLimits, deliver: Callable[[bytes], Awaitable[None]]) -> _Decoder:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",  # nothing is imported from the directory that happens to be the current one
-        "-m",
+    process = await start_worker(
         "app.stream_worker",
         f"--memory-bytes={limits.memory_bytes}",
         f"--cpu-s={limits.cpu_s}",
         stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-        limit=_PIPE_LIMIT_BYTES,
-        env=WORKER_ENVIRONMENT,
     )
     return _Decoder(process, deliver)
 

@@ -5,21 +5,19 @@ import contextlib
 import hashlib
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import IO, Protocol
+from typing import IO
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from app.access import Grant, accepted_subprotocol, parameters_in
+from app.access import accepted_subprotocol, parameters_in
 from app.conversation import Conversation, Peer, Terms
 from app.errors import surface
 from app.live import ClientGone
-from app.media import MediaDecoder, MediaLimits, open_media
+from app.recordings import FileService
 from app.service import Service
 from app.stream_media import StreamLimits, decoding
 from app.transports.peer import WebSocketPeer
@@ -27,51 +25,15 @@ from app.uploads import CLIENT_GONE, check_declared_size, counted_body, unless_g
 from app.wire.deepgram import IDLE_REASON, IDLE_TIMEOUT_S, KEEP_ALIVE, DeepgramDialect, Identity, is_close_stream
 from app.wire.deepgram_query import ListenRequest, parse_live, parse_recorded
 from app.wire.deepgram_recorded import error_object, recording_object
-from app.wire.openai_http import Transcription, failure_warning, split_results
 from app.wire.wav import HEAD_BYTES, wav_head
-from streaming.audio import SAMPLE_RATE
-from streaming.config import SessionConfig
 from streaming.errors import BadAudio, BadMessage, SttError
-from streaming.events import FinalTranscript, TranscriptFailed
-from streaming.types import DecodeOptions, Task
 
 PATH = "/v1/listen"
 _TERMS = Terms(IDLE_TIMEOUT_S, idle_message=IDLE_REASON)
-_BYTES_A_SECOND = 2 * SAMPLE_RATE
 _MAX_HEADER_CHARS = 500
 
-Outcome = FinalTranscript | TranscriptFailed
 
-
-class Transcriber(Protocol):
-    """A whole recording's text; see app/transports/http.py."""
-
-    async def transcribe(
-        self,
-        pcm_chunks: AsyncIterator[bytes],
-        options: DecodeOptions,
-        progress: Callable[[Outcome], None],
-        adjust: Callable[[SessionConfig], SessionConfig],
-    ) -> list[Outcome]: ...
-
-
-class Recordings(Protocol):
-    """What recordings need: the same as OpenAI's endpoints."""
-
-    @property
-    def transcriber(self) -> Transcriber: ...
-
-    @property
-    def admit(self) -> Callable[[Request], AbstractContextManager[Grant]]: ...
-
-    @property
-    def media_limits(self) -> MediaLimits: ...
-
-    @property
-    def max_upload_bytes(self) -> int: ...
-
-
-def routes(service: Service, recordings: Recordings) -> APIRouter:
+def routes(service: Service, recordings: FileService) -> APIRouter:
     router = APIRouter(tags=["deepgram"])
 
     @router.websocket(PATH)
@@ -149,13 +111,13 @@ async def _deny(websocket: WebSocket, error: SttError, request_id: str) -> None:
 # Recorded ------------------------------------------------------------------------------------------------------------
 
 
-async def _transcribe(service: Service, recordings: Recordings, request: Request, request_id: str) -> Response:
+async def _transcribe(service: Service, recordings: FileService, request: Request, request_id: str) -> Response:
     check_declared_size(request, recordings.max_upload_bytes)
     with recordings.admit(request) as grant, tempfile.TemporaryFile() as file:
         wanted = parse_recorded(parameters_in(request), service.info.languages)
         _refuse_addresses(request)
         sha256 = await _save(request, recordings.max_upload_bytes, wanted, file)
-        work = _understand(recordings, grant, file.fileno(), wanted)
+        work = recordings.understand(file.fileno(), grant, wanted.options, wanted.adjusted)
         transcription = await unless_gone(request, work)
         body = recording_object(transcription, wanted, _identity(service, request_id), sha256)
         return JSONResponse(body, headers={"dg-request-id": request_id})
@@ -186,25 +148,3 @@ async def _save(request: Request, max_bytes: int, wanted: ListenRequest, file: I
         file.write(wav_head(wanted.audio, size))
     await asyncio.to_thread(file.flush)
     return digest.hexdigest()
-
-
-async def _understand(recordings: Recordings, grant: Grant, descriptor: int, wanted: ListenRequest) -> Transcription:
-    """Raises the first utterance's error where some failed and nothing was understood."""
-    async with open_media(descriptor, recordings.media_limits) as media:
-        outcomes = await recordings.transcriber.transcribe(
-            _counted_audio(media, grant), wanted.options, lambda outcome: None, wanted.adjusted
-        )
-        finals, failures = split_results(outcomes)
-        if failures and not any(final.text.strip() for final in finals):
-            raise failures[0].error
-        warnings = [failure_warning(failure) for failure in failures]
-        if media.report.warning:
-            warnings.insert(0, media.report.warning)
-        return Transcription(Task.TRANSCRIBE, media.report.duration_s, finals, tuple(warnings))
-
-
-async def _counted_audio(media: MediaDecoder, grant: Grant) -> AsyncIterator[bytes]:
-    """Raises TooManyRequests where the key's audio is used up."""
-    async for chunk in media.chunks():
-        grant.spend(len(chunk) / _BYTES_A_SECOND)
-        yield chunk

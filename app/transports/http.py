@@ -3,10 +3,7 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -16,9 +13,8 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from app.access import Grant
 from app.errors import error_object
-from app.media import MediaDecoder, MediaLimits, open_media
+from app.recordings import FileService, Outcome
 from app.uploads import CLIENT_GONE, check_declared_size, counted_body, unless_gone
 from app.wire.openai_http import (
     SSE_KEEPALIVE,
@@ -26,20 +22,16 @@ from app.wire.openai_http import (
     ResponseFormat,
     Transcription,
     TranscriptionForm,
-    failure_warning,
     model_object,
     parse_form,
     render,
     render_delta,
     render_done,
     render_failure,
-    split_results,
 )
-from streaming.audio import SAMPLE_RATE
-from streaming.config import SessionConfig
 from streaming.errors import BadMessage, SttError
-from streaming.events import FinalTranscript, TranscriptFailed
-from streaming.types import DecodeOptions, Task
+from streaming.events import FinalTranscript
+from streaming.types import Task
 
 INCOMPLETE_HEADER = "X-Hark-Incomplete"
 ALIAS = "whisper-1"  # what OpenAI's clients ask for when nobody tells them better
@@ -49,49 +41,6 @@ FIELD_BYTES = 64 * 1024
 FIELDS = 200
 FILES = 4
 KEEPALIVE_S = 15.0
-
-_BYTES_A_SECOND = 2 * SAMPLE_RATE
-
-Outcome = FinalTranscript | TranscriptFailed
-
-
-class Transcriber(Protocol):
-    """What the composition root provides: a whole file through one session, partials off."""
-
-    async def transcribe(
-        self,
-        pcm_chunks: AsyncIterator[bytes],
-        options: DecodeOptions,
-        progress: Callable[[Outcome], None],
-        adjust: Callable[[SessionConfig], SessionConfig],
-    ) -> list[Outcome]:
-        """Chunks of whole samples, 16 kHz, mono, int16 little-endian → every utterance's outcome.
-
-        ``adjust`` changes what is usual for recordings.
-
-        ``progress`` is told each as it is settled, in the order in which they were said.
-
-        Takes the next chunk only when it has room for it: the decoder waits meanwhile. An error that ``pcm_chunks``
-        raises is raised to the caller as it is, not in a group. Raises Overloaded or RecognizerFailed where nothing
-        can be transcribed now. Cancelling the call gives all of its work up.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class FileService:
-    """What the routes need.
-
-    ``admit(request)`` is entered before a byte of the upload is read and left when the answer is ready; it raises
-    Overloaded where there is no room. What it gives is told how much audio was taken. ``model_names()``: what the
-    served model is called, its main name first.
-    """
-
-    transcriber: Transcriber
-    admit: Callable[[Request], AbstractContextManager[Grant]]
-    model_names: Callable[[], Sequence[str]]
-    media_limits: MediaLimits
-    max_upload_bytes: int = 512 << 20
 
 
 def routes(service: FileService) -> APIRouter:
@@ -148,10 +97,11 @@ async def _serve(request: Request, service: FileService, task: Task) -> Response
             upload, wanted = _parts(form, task)
             # Decoding reads the spooled file itself, which has no name in the file system: nothing is left of it.
             descriptor = await asyncio.to_thread(_on_disk, upload)
-            work = functools.partial(_transcribe, service, grant, descriptor, wanted)
+            adjust = wanted.chunking.applied_to
+            work = functools.partial(service.understand, descriptor, grant, wanted.options, adjust)
             if wanted.is_streamed:
                 return _EventStream(request, work, held.pop_all(), logprobs=wanted.logprobs)
-            return _response(await unless_gone(request, work(lambda outcome: None)), wanted)
+            return _response(await unless_gone(request, work()), wanted)
     except ClientDisconnect:
         return Response(status_code=CLIENT_GONE)
 
@@ -162,33 +112,6 @@ def _parts(form: FormData, task: Task) -> tuple[UploadFile, TranscriptionForm]:
         message = "The form has no file: send one in the field 'file', with a file name."
         raise BadField(message, param="file", code="missing_file")
     return upload, parse_form([(name, value) for name, value in form.multi_items() if isinstance(value, str)], task)
-
-
-async def _transcribe(
-    service: FileService,
-    grant: Grant,
-    descriptor: int,
-    wanted: TranscriptionForm,
-    progress: Callable[[Outcome], None],
-) -> Transcription:
-    """Raises the first utterance's error where some failed and nothing was understood."""
-    async with open_media(descriptor, service.media_limits) as media:
-        audio, adjust = _counted_audio(media, grant), wanted.chunking.applied_to
-        results = await service.transcriber.transcribe(audio, wanted.options, progress, adjust)
-        finals, failures = split_results(results)
-        if failures and not any(final.text.strip() for final in finals):
-            raise failures[0].error
-        warnings = [failure_warning(failure) for failure in failures]
-        if media.report.warning:
-            warnings.insert(0, media.report.warning)
-        return Transcription(wanted.options.task, media.report.duration_s, finals, tuple(warnings))
-
-
-async def _counted_audio(media: MediaDecoder, grant: Grant) -> AsyncIterator[bytes]:
-    """Raises TooManyRequests where the key's audio is used up."""
-    async for chunk in media.chunks():
-        grant.spend(len(chunk) / _BYTES_A_SECOND)
-        yield chunk
 
 
 def _response(transcription: Transcription, wanted: TranscriptionForm) -> Response:

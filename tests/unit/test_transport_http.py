@@ -21,8 +21,9 @@ from app.access import Access, AccessConfig, Grant, TooManyRequests
 from app.admission import Admission
 from app.errors import install_error_handlers, surface
 from app.media import MediaLimits
+from app.recordings import FileService
 from app.transports import http
-from app.transports.http import FileService, routes
+from app.transports.http import routes
 from streaming.audio import SAMPLE_RATE
 from streaming.config import SessionConfig
 from streaming.errors import BadAudio, BadMessage, ClientError, Overloaded, RecognizerFailed, SttError
