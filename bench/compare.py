@@ -35,7 +35,6 @@ from bench.peers.client import Played, PlayFailed, play
 from bench.peers.environments import SetupFailed
 from bench.peers.hark import PATH as HARK_PATH
 from bench.peers.hark import HarkWire
-from bench.peers.process import answers, free_port, idle, listens, started, watched
 from bench.peers.report import (
     FILE_FIGURES,
     HARK,
@@ -53,9 +52,18 @@ from bench.peers.report import (
 from bench.peers.whisper_live import WHISPER_LIVE
 from bench.peers.whisperlivekit import WHISPERLIVEKIT
 from bench.peers.wire import Peer, Request, Wire
-from bench.replay import EXIT_INVALID, EXIT_NO_SPEECH, EXIT_SERVICE_FAILED, LATE_LIMIT_S, machine, versions
+from bench.process import ServerFailed, answers, free_port, idle, listens, logged, watched
+from bench.replay import (
+    EXIT_INVALID,
+    EXIT_NO_SPEECH,
+    EXIT_SERVICE_FAILED,
+    LATE_LIMIT_S,
+    counts,
+    machine,
+    positive,
+    versions,
+)
 from bench.scoring import score
-from bench.server import ServerFailed
 from bench.snapshots import Measures, measure
 from bench.tracks import Track, deal
 from streaming.audio import SAMPLE_RATE
@@ -137,7 +145,7 @@ def hark(plan: Plan) -> Iterator[Target]:
     command = [sys.executable, "-m", "app", "serve", "--host", "127.0.0.1", "--port", str(port)]
     settings = {"HARK_MODEL": str(plan.weights), "HARK_MAX_SESSIONS": str(max(64, *plan.streams))}
     ready = answers(f"http://127.0.0.1:{port}/readyz")
-    with started(command, plan.environment | settings, _log_path(HARK), ready) as pid:
+    with logged(command, plan.environment | settings, _log_path(HARK), ready) as pid:
         yield Target(command, pid, f"ws://127.0.0.1:{port}{HARK_PATH}", partial(HarkWire, plan.language))
 
 
@@ -147,7 +155,7 @@ def peer(of: Peer, plan: Plan) -> Iterator[Target]:
     port = free_port()
     command = of.command(Request(environments.programs(of.name), plan.weights, port, plan.language))
     ready = listens(port) if of.ready_path is None else answers(f"http://127.0.0.1:{port}{of.ready_path}")
-    with started(command, plan.environment, _log_path(of.name), ready) as pid:
+    with logged(command, plan.environment, _log_path(of.name), ready) as pid:
         yield Target(command, pid, f"ws://127.0.0.1:{port}{of.path}", partial(of.wire, plan.language))
 
 
@@ -397,13 +405,13 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=(__doc__ or "").splitlines()[0])
     everyone = [*LIVE_PEERS, FILES_PEER]
     parser.add_argument("--peers", type=_names(everyone), default=everyone, help=f"of {','.join(everyone)} (all)")
-    parser.add_argument("--streams", type=_counts, default=[1, 4], help="how many at once, one run each: 1,4")
-    parser.add_argument("--seconds", type=_positive, default=48.0, help="least length of every stream's track (48)")
+    parser.add_argument("--streams", type=counts, default=[1, 4], help="how many at once, one run each: 1,4")
+    parser.add_argument("--seconds", type=positive, default=48.0, help="least length of every stream's track (48)")
     parser.add_argument("--sets", type=lambda text: text.split(","), default=["read-en"], help="sets of the corpus")
     parser.add_argument("--seed", type=int, default=1, help="chooses the recordings and pauses")
     parser.add_argument("--message-ms", type=int, choices=range(10, 201), default=32, metavar="MS")
     parser.add_argument("--weights", type=Path, help="a directory in CTranslate2's layout (else `hark fetch base`)")
-    parser.add_argument("--file-minutes", type=_positive, default=10.0, help="of the long recording (10)")
+    parser.add_argument("--file-minutes", type=positive, default=10.0, help="of the long recording (10)")
     parser.add_argument("--no-files", action="store_true", help="live streams only")
     parser.add_argument("--no-live", action="store_true", help="the long recording only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there too")
@@ -420,20 +428,6 @@ def _names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
         return names
 
     return parse
-
-
-def _counts(text: str) -> list[int]:
-    counts = [int(part) for part in text.split(",")]
-    if min(counts) < 1:
-        raise argparse.ArgumentTypeError("streams are at least 1")
-    return counts
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be more than 0")
-    return value
 
 
 def fetched_weights() -> Path:

@@ -28,9 +28,10 @@ from bench import roofline
 from bench.corpus import SpeechMissing, recordings
 from bench.gpu_engine import Figures
 from bench.player import PlayFailed
+from bench.process import ServerFailed
 from bench.replay import arguments as replay_arguments
 from bench.replay import run, summary
-from bench.server import ServerFailed, started
+from bench.server import started
 from bench.tracks import deal
 from models import weights
 from models.catalog import Layout

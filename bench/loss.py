@@ -34,8 +34,9 @@ from app.rtc import jitter
 from app.rtc.audio import FrameConverter
 from app.rtc.redundancy import prefer
 from bench.corpus import SpeechMissing, recordings
+from bench.process import ServerFailed
 from bench.scoring import Score, score
-from bench.server import ServerFailed, started
+from bench.server import started
 from bench.tracks import Track, build_track
 from streaming.audio import SAMPLE_RATE
 from streaming.types import Pcm16

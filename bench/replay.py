@@ -28,7 +28,8 @@ import psutil
 from bench.corpus import SpeechMissing, recordings
 from bench.measures import Measures, Received, measure, percentile
 from bench.player import Played, PlayFailed, play
-from bench.server import Server, ServerFailed, started
+from bench.process import ServerFailed
+from bench.server import Server, started
 from bench.tracks import Track, deal
 
 EXIT_SERVICE_FAILED, EXIT_NO_SPEECH, EXIT_INVALID = 1, 2, 3
@@ -325,11 +326,11 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     where.add_argument("--url", help="the /v1/stream of a service that runs already")
     where.add_argument("--start", action="store_true", help="start a service for the measurement (the default)")
     how_many = parser.add_mutually_exclusive_group()
-    how_many.add_argument("--streams", type=_counts, default=[1, 4], help="how many at once, one run each: 1,4")
+    how_many.add_argument("--streams", type=counts, default=[1, 4], help="how many at once, one run each: 1,4")
     how_many.add_argument("--largest", type=int, metavar="N", help="find the most, up to N, that are served in time")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--seconds", type=_positive, default=48.0, help="least length of every stream's track (48)")
-    length.add_argument("--minutes", type=_positive, help="the same in minutes")
+    length.add_argument("--seconds", type=positive, default=48.0, help="least length of every stream's track (48)")
+    length.add_argument("--minutes", type=positive, help="the same in minutes")
     parser.add_argument("--sets", type=lambda text: text.split(","), default=["read-en"], help="sets of the corpus")
     parser.add_argument("--seed", type=int, default=1, help="chooses the recordings and pauses")
     parser.add_argument("--message-ms", type=int, choices=range(10, 201), default=32, metavar="MS")
@@ -341,14 +342,14 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     return asked
 
 
-def _counts(text: str) -> list[int]:
-    counts = [int(part) for part in text.split(",")]
-    if not counts or min(counts) < 1:
+def counts(text: str) -> list[int]:
+    found = [int(part) for part in text.split(",")]
+    if not found or min(found) < 1:
         raise argparse.ArgumentTypeError("streams are at least 1")
-    return counts
+    return found
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError("must be more than 0")

@@ -25,8 +25,9 @@ from bench.charts import Chart, draw
 from bench.corpus import Recording, SpeechMissing, recordings
 from bench.measures import measure, percentile
 from bench.player import Played, PlayFailed, play
+from bench.process import ServerFailed
 from bench.replay import EXIT_NO_SPEECH, EXIT_SERVICE_FAILED, machine, versions
-from bench.server import Server, ServerFailed, started
+from bench.server import Server, started
 from bench.tracks import Track, build_track
 
 _SAMPLE_INTERVAL_S = 5.0

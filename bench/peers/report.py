@@ -6,7 +6,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from bench.measures import percentile
-from bench.peers.process import Load
+from bench.process import Load
 from bench.scoring import Score
 from bench.snapshots import Measures
 

@@ -22,7 +22,6 @@ from bench.peers import environments
 from bench.peers.client import Played, PlayFailed, play
 from bench.peers.environments import SetupFailed
 from bench.peers.hark import HarkWire
-from bench.peers.process import Load, idle, listens, started, watched
 from bench.peers.report import (
     FILE_FIGURES,
     HARK,
@@ -39,8 +38,8 @@ from bench.peers.report import (
 from bench.peers.whisper_live import WhisperLiveWire
 from bench.peers.whisperlivekit import WHISPERLIVEKIT, WhisperLiveKitWire
 from bench.peers.wire import Refused, Request, Screen, Wire
+from bench.process import Load, ServerFailed, idle, listens, logged, watched
 from bench.scoring import Score
-from bench.server import ServerFailed
 from bench.snapshots import (
     Measures,
     Outcome,
@@ -354,7 +353,7 @@ def is_alive(process: psutil.Process) -> bool:
 async def test_a_server_is_watched_and_stopped_with_its_children(tmp_path: Path) -> None:
     port = compare.free_port()
     command = [sys.executable, "-c", _PARENT, str(port)]
-    with started(command, {}, tmp_path / "logs" / "a.log", listens(port)) as pid:
+    with logged(command, {}, tmp_path / "logs" / "a.log", listens(port)) as pid:
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
         load = await watched(pid, asyncio.create_task(asyncio.sleep(0)))
     assert len(tree) == 2
@@ -367,9 +366,9 @@ async def test_a_server_is_watched_and_stopped_with_its_children(tmp_path: Path)
 def test_a_server_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "print('no weights'); raise SystemExit(3)"]
     log = tmp_path / "a.log"
-    with pytest.raises(ServerFailed, match=r"exit code 3:\nno weights"), started(command, {}, log, lambda: False):
+    with pytest.raises(ServerFailed, match=r"exit code 3:\nno weights"), logged(command, {}, log, lambda: False):
         pass
-    with pytest.raises(ServerFailed, match="nowhere"), started(["/nowhere"], {}, log, lambda: False):
+    with pytest.raises(ServerFailed, match="nowhere"), logged(["/nowhere"], {}, log, lambda: False):
         pass
 
 
@@ -377,7 +376,7 @@ async def test_a_server_that_still_works_for_earlier_clients_is_waited_for(tmp_p
     """It is busy until a file appears."""
     go = tmp_path / "go"
     command = [sys.executable, "-c", f"import os, time\nwhile not os.path.exists({str(go)!r}): pass\ntime.sleep(600)"]
-    with started(command, {}, tmp_path / "a.log", lambda: True) as pid:
+    with logged(command, {}, tmp_path / "a.log", lambda: True) as pid:
         assert not await idle(pid, 0.5)
         go.touch()
         assert await idle(pid, 60.0)

@@ -1,4 +1,4 @@
-"""A peer's server as a process on a free port of this machine: started, watched, and stopped with its children."""
+"""A server as a process of this machine: started, watched, and stopped with its children."""
 
 import asyncio
 import contextlib
@@ -14,14 +14,16 @@ from typing import IO
 import httpx
 import psutil
 
-from bench.server import ServerFailed
-
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 10.0
 _SAMPLE_INTERVAL_S = 0.5
 _TAIL_LINES = 15
 _IDLE_CORES = 0.2
 _IDLE_WINDOW_S = 1.0
+
+
+class ServerFailed(Exception):
+    """The server did not start; the message ends with the last lines of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +42,37 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def started(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: Path,
+    log: IO[bytes],
+    is_ready: Callable[[], bool],
+    *,
+    start_timeout_s: float = _START_TIMEOUT_S,
+    stop_timeout_s: float = _STOP_TIMEOUT_S,
+) -> Iterator[int]:
+    """The server's pid once it is ready; it is stopped at the end. Raises ServerFailed with the end of its log."""
+    try:
+        process = subprocess.Popen(
+            command, cwd=cwd, env=dict(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    except OSError as error:
+        raise ServerFailed(f"{command[0]}: {error}") from None
+    try:
+        _wait_ready(process, log, is_ready, start_timeout_s)
+        yield process.pid
+    finally:
+        stop(process, stop_timeout_s)
+
+
+@contextlib.contextmanager
+def logged(
     command: Sequence[str], environment: Mapping[str, str], log_path: Path, is_ready: Callable[[], bool]
 ) -> Iterator[int]:
-    """The server's pid once it is ready; it is stopped at the end. Raises ServerFailed with the end of its log.
-
-    It runs in the log's folder, which is made where it is missing.
-    """
+    """``started`` with a log that stays. The server runs in the log's folder, which is made where it is missing."""
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    with log_path.open("w+b") as log:
-        try:
-            process = subprocess.Popen(
-                command, cwd=log_path.parent, env=dict(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        except OSError as error:
-            raise ServerFailed(f"{command[0]}: {error}") from None
-        try:
-            _wait_ready(process, log, is_ready)
-            yield process.pid
-        finally:
-            stop(process)
+    with log_path.open("w+b") as log, started(command, environment, log_path.parent, log, is_ready) as pid:
+        yield pid
 
 
 def answers(url: str) -> Callable[[], bool]:
@@ -83,13 +97,13 @@ def listens(port: int) -> Callable[[], bool]:
     return ask
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes], timeout_s: float = _STOP_TIMEOUT_S) -> None:
     """As an operator would; what is still there after that, of it or below it, is killed."""
     below = _tree(process.pid)[1:]
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_TIMEOUT_S)
+            process.wait(timeout_s)
         if process.poll() is None:
             process.kill()
             process.wait()
@@ -109,7 +123,7 @@ async def watched(pid: int, work: "asyncio.Task[object]") -> Load | None:
         if not processes:
             await asyncio.wait([work])
             return None
-        now_s, rss_bytes = _usage(processes)
+        now_s, rss_bytes = usage(processes)
         before_s = now_s if before_s is None else before_s
         most = max(most, rss_bytes)
         if work.done():
@@ -125,22 +139,24 @@ async def idle(pid: int, timeout_s: float) -> bool:
     """
     give_up_s = time.monotonic() + timeout_s
     while time.monotonic() < give_up_s:
-        began_s, before_s = time.monotonic(), _usage(_tree(pid))[0]
+        began_s, before_s = time.monotonic(), usage(_tree(pid))[0]
         await asyncio.sleep(_IDLE_WINDOW_S)
-        if _usage(_tree(pid))[0] - before_s < _IDLE_CORES * (time.monotonic() - began_s):
+        if usage(_tree(pid))[0] - before_s < _IDLE_CORES * (time.monotonic() - began_s):
             return True
     return False
 
 
-def _wait_ready(process: subprocess.Popen[bytes], log: IO[bytes], is_ready: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + _START_TIMEOUT_S
+def _wait_ready(
+    process: subprocess.Popen[bytes], log: IO[bytes], is_ready: Callable[[], bool], timeout_s: float
+) -> None:
+    give_up_s = time.monotonic() + timeout_s
     while time.monotonic() < give_up_s:
         if process.poll() is not None:
             raise ServerFailed(f"the server ended with exit code {process.returncode}{_tail(log)}")
         if is_ready():
             return
         time.sleep(0.2)
-    raise ServerFailed(f"the server was not ready within {_START_TIMEOUT_S:.0f} s{_tail(log)}")
+    raise ServerFailed(f"the server was not ready within {timeout_s:.0f} s{_tail(log)}")
 
 
 def _tail(log: IO[bytes]) -> str:
@@ -156,7 +172,7 @@ def _tree(pid: int) -> list[psutil.Process]:
     return []
 
 
-def _usage(processes: Sequence[psutil.Process]) -> tuple[float, int]:
+def usage(processes: Sequence[psutil.Process]) -> tuple[float, int]:
     """CPU seconds so far, resident bytes."""
     cpu_s, rss_bytes = 0.0, 0
     for process in processes:
