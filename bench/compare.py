@@ -31,7 +31,7 @@ import httpx
 from bench.corpus import SpeechMissing, find_corpus, read_audio, recordings
 from bench.measures import percentile
 from bench.peers import environments
-from bench.peers.client import Played, PlayFailed, play
+from bench.peers.client import Played, play
 from bench.peers.environments import SetupFailed
 from bench.peers.hark import PATH as HARK_PATH
 from bench.peers.hark import HarkWire
@@ -52,6 +52,7 @@ from bench.peers.report import (
 from bench.peers.whisper_live import WHISPER_LIVE
 from bench.peers.whisperlivekit import WHISPERLIVEKIT
 from bench.peers.wire import Peer, Request, Wire
+from bench.player import PlayFailed
 from bench.process import ServerFailed, answers, free_port, idle, listens, logged, watched
 from bench.replay import (
     EXIT_INVALID,

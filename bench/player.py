@@ -7,11 +7,12 @@ late it was itself is part of what it returns: a client that cannot keep time me
 import asyncio
 import contextlib
 import gc
+import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlencode
 
 import websockets
@@ -21,7 +22,8 @@ from bench.tracks import Track
 from streaming.audio import SAMPLE_RATE
 
 _BYTES_PER_S = SAMPLE_RATE * 2
-_LEAD_S = 0.2  # from the last handshake to the first sample
+_CLOSE_TIMEOUT_S = 10.0  # websockets' own
+LEAD_S = 0.2  # from the last handshake to the first sample
 
 
 class PlayFailed(Exception):
@@ -60,34 +62,71 @@ async def play(
     Raises PlayFailed.
     """
     size = _BYTES_PER_S * message_ms // 1_000
+    query = f"?{urlencode(parameters)}" if parameters else ""
     async with contextlib.AsyncExitStack() as stack:
         streams = []
         for track in tracks:
-            connection = await stack.enter_async_context(_connected(url, parameters))
+            connection = await stack.enter_async_context(connected(url, query))
             played = Played(await _ready(connection))
             data = track.audio.tobytes()
             streams.append(_Stream(connection, [data[i : i + size] for i in range(0, len(data), size)], played))
-        gc.collect()
-        gc.disable()
-        try:
-            start_s = time.monotonic() + _LEAD_S
+        with undisturbed():
+            start_s = time.monotonic() + LEAD_S
             await asyncio.gather(*(_run(stream, start_s, patience_s) for stream in streams))
-        finally:
-            gc.enable()
     return [stream.played for stream in streams]
 
 
-@contextlib.asynccontextmanager
-async def _connected(url: str, parameters: Mapping[str, str]) -> AsyncIterator[websockets.ClientConnection]:
-    address = f"{url}?{urlencode(parameters)}" if parameters else url
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Without Python's collector, whose pauses would be taken for the service's."""
+    gc.collect()
+    gc.disable()
     try:
-        connection = await websockets.connect(address, compression=None, max_size=2**22, proxy=None)
+        yield
+    finally:
+        gc.enable()
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    url: str, query: str = "", *, max_size: int = 2**22, close_timeout_s: float = _CLOSE_TIMEOUT_S
+) -> AsyncIterator[websockets.ClientConnection]:
+    """Raises PlayFailed where there is no connection."""
+    try:
+        connection = await websockets.connect(
+            url + query, compression=None, max_size=max_size, proxy=None, close_timeout=close_timeout_s
+        )
     except (OSError, websockets.WebSocketException) as error:
         raise PlayFailed(f"cannot connect to {url}: {error}") from None
     try:
         yield connection
     finally:
         await connection.close()
+
+
+class Paced(Protocol):
+    """What is noted of the sending; see ``Played``."""
+
+    late_s: list[float]
+    blocked_s: float
+
+
+async def send_paced(
+    connection: websockets.ClientConnection, messages: Iterable[tuple[bytes, float]], start_s: float, noted: Paced
+) -> None:
+    """Each message leaves when its last sample has been spoken, as from a microphone.
+
+    With each message comes when that is, in seconds since ``start_s``.
+    """
+    free_s = start_s
+    for message, spoken_s in messages:
+        due_s = start_s + spoken_s
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        awake_s = time.monotonic()
+        noted.late_s.append(awake_s - max(due_s, free_s))
+        await connection.send(message)
+        free_s = time.monotonic()
+        noted.blocked_s = max(noted.blocked_s, free_s - awake_s)
 
 
 async def _ready(connection: websockets.ClientConnection) -> Mapping[str, Any]:
@@ -105,7 +144,7 @@ async def _run(stream: _Stream, start_s: float, patience_s: float) -> None:
     duration_s = sum(map(len, stream.messages)) / _BYTES_PER_S
     sender = asyncio.create_task(_send(stream, start_s))
     try:
-        async with asyncio.timeout_at(asyncio.get_running_loop().time() + duration_s + _LEAD_S + patience_s):
+        async with asyncio.timeout_at(asyncio.get_running_loop().time() + duration_s + LEAD_S + patience_s):
             await _receive(stream, start_s)
             if not played.error:
                 await sender
@@ -119,17 +158,8 @@ async def _run(stream: _Stream, start_s: float, patience_s: float) -> None:
 
 
 async def _send(stream: _Stream, start_s: float) -> None:
-    """Each message leaves when its last sample has been spoken, as from a microphone."""
-    played, spoken_bytes, free_s = stream.played, 0, start_s
-    for message in stream.messages:
-        spoken_bytes += len(message)
-        due_s = start_s + spoken_bytes / _BYTES_PER_S
-        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-        awake_s = time.monotonic()
-        played.late_s.append(awake_s - max(due_s, free_s))
-        await stream.connection.send(message)
-        free_s = time.monotonic()
-        played.blocked_s = max(played.blocked_s, free_s - awake_s)
+    ends = (sent_bytes / _BYTES_PER_S for sent_bytes in itertools.accumulate(map(len, stream.messages)))
+    await send_paced(stream.connection, zip(stream.messages, ends, strict=True), start_s, stream.played)
     await stream.connection.send('{"type":"eof"}')
 
 

@@ -6,26 +6,21 @@ itself is part of what it returns.
 
 import asyncio
 import contextlib
-import gc
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import websockets
 
 from bench.peers.wire import Refused, Wire
+from bench.player import LEAD_S, PlayFailed, connected, send_paced, undisturbed
 from bench.snapshots import Snapshot
 from bench.tracks import Track
 from streaming.audio import SAMPLE_RATE
 
-_LEAD_S = 0.2  # from the last handshake to the first sample
 _READY_TIMEOUT_S = 120.0  # a server may load its model for its first client
 _CLOSE_TIMEOUT_S = 5.0
-
-
-class PlayFailed(Exception):
-    """The server could not be reached or refused a stream."""
 
 
 @dataclass(slots=True)
@@ -63,16 +58,14 @@ async def play(
         streams = []
         for track in tracks:
             codec = wire()
-            connection = await stack.enter_async_context(_connected(url))
+            connection = await stack.enter_async_context(
+                connected(url, max_size=2**24, close_timeout_s=_CLOSE_TIMEOUT_S)
+            )
             await _greet(connection, codec)
             streams.append(_stream(connection, codec, track, message_ms))
-        gc.collect()
-        gc.disable()
-        try:
-            start_s = time.monotonic() + _LEAD_S
+        with undisturbed():
+            start_s = time.monotonic() + LEAD_S
             await asyncio.gather(*(_run(stream, start_s, patience_s) for stream in streams))
-        finally:
-            gc.enable()
     return [stream.played for stream in streams]
 
 
@@ -81,20 +74,6 @@ def _stream(connection: websockets.ClientConnection, wire: Wire, track: Track, m
     ends = [min(track.audio.size, begin + size) for begin in range(0, track.audio.size, size)]
     messages = [wire.audio(track.audio[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
     return _Stream(connection, wire, messages, [end / SAMPLE_RATE for end in ends])
-
-
-@contextlib.asynccontextmanager
-async def _connected(url: str) -> AsyncIterator[websockets.ClientConnection]:
-    try:
-        connection = await websockets.connect(
-            url, compression=None, max_size=2**24, proxy=None, close_timeout=_CLOSE_TIMEOUT_S
-        )
-    except (OSError, websockets.WebSocketException) as error:
-        raise PlayFailed(f"cannot connect to {url}: {error}") from None
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 async def _greet(connection: websockets.ClientConnection, wire: Wire) -> None:
@@ -114,7 +93,7 @@ async def _run(stream: _Stream, start_s: float, patience_s: float) -> None:
     played = stream.played
     sender = asyncio.create_task(_send(stream, start_s))
     try:
-        async with asyncio.timeout_at(asyncio.get_running_loop().time() + _LEAD_S + stream.due_s[-1] + patience_s):
+        async with asyncio.timeout_at(asyncio.get_running_loop().time() + LEAD_S + stream.due_s[-1] + patience_s):
             await _receive(stream, start_s)
             await sender
     except TimeoutError:
@@ -129,16 +108,7 @@ async def _run(stream: _Stream, start_s: float, patience_s: float) -> None:
 
 
 async def _send(stream: _Stream, start_s: float) -> None:
-    """Each message leaves when its last sample has been spoken, as from a microphone."""
-    played, free_s = stream.played, start_s
-    for message, spoken_s in zip(stream.messages, stream.due_s, strict=True):
-        due_s = start_s + spoken_s
-        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-        awake_s = time.monotonic()
-        played.late_s.append(awake_s - max(due_s, free_s))
-        await stream.connection.send(message)
-        free_s = time.monotonic()
-        played.blocked_s = max(played.blocked_s, free_s - awake_s)
+    await send_paced(stream.connection, zip(stream.messages, stream.due_s, strict=True), start_s, stream.played)
     if stream.wire.quiet_s is None:
         await stream.connection.send(stream.wire.farewell)
     stream.sent.set()

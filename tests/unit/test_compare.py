@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from bench import compare
 from bench.peers import environments
-from bench.peers.client import Played, PlayFailed, play
+from bench.peers.client import Played, play
 from bench.peers.environments import SetupFailed
 from bench.peers.hark import HarkWire
 from bench.peers.report import (
@@ -38,6 +38,7 @@ from bench.peers.report import (
 from bench.peers.whisper_live import WhisperLiveWire
 from bench.peers.whisperlivekit import WHISPERLIVEKIT, WhisperLiveKitWire
 from bench.peers.wire import Refused, Request, Screen, Wire
+from bench.player import PlayFailed
 from bench.process import Load, ServerFailed, idle, listens, logged, watched
 from bench.scoring import Score
 from bench.snapshots import (
