@@ -154,16 +154,16 @@ class Dispatcher:
         Giving up the call takes it out of the line at once. ``renew``: see ``Decoder``.
         """
         clock = asyncio.get_running_loop()
-        asked_s = clock.time()
-        if await self._turn(request.priority, asked_s) and renew is not None:
+        asked_s, priority = clock.time(), request.priority  # renewing may change it: an early final becomes a partial
+        if await self._turn(priority, asked_s) and renew is not None:
             request = renew() or request
         started_s = clock.time()
         try:
             hypothesis = await self._recognizer.decode(request)
         finally:
-            self._end(request.priority)
-            self._observer.decoded(request.priority, started_s - asked_s, clock.time() - started_s)
-        self.load.decoded(request.priority, hypothesis.decode_s, request.audio.size / SAMPLE_RATE)
+            self._end(priority)
+            self._observer.decoded(priority, started_s - asked_s, clock.time() - started_s)
+        self.load.decoded(priority, hypothesis.decode_s, request.audio.size / SAMPLE_RATE)
         self._observer.answered(hypothesis)
         return hypothesis
 

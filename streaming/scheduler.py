@@ -42,7 +42,7 @@ class Scheduler:
     def __init__(self, config: PartialConfig, *, early_final: bool) -> None:
         self._interval = ms_to_samples(config.interval_ms)
         self._enabled = config.enabled
-        self.early_final = early_final
+        self._early_final = early_final
         self._early_final_failed = False  # in this pause; asking again would only fail again
         self._last_end: int | None = None  # where the newest asked audio ends
         self.in_flight: Asked | None = None
@@ -55,7 +55,7 @@ class Scheduler:
 
     def wants_early_final(self) -> bool:
         """In a pause: has the final not been asked for yet?"""
-        return self.early_final and self.final is None and not self._early_final_failed
+        return self._early_final and self.final is None and not self._early_final_failed
 
     def asked(self, asked: Asked) -> list[int]:
         """Note a request; returns the ids of requests that it makes needless."""

@@ -271,7 +271,7 @@ class Session:
         if segmenter.is_paused:
             if utterance.scheduler.wants_early_final() and self._may_ask_final(channel, utterance):
                 return self._ask(channel, utterance, Purpose.EARLY_FINAL, segmenter.segment())
-        elif segmenter.is_quiet and utterance.scheduler.early_final:
+        elif segmenter.is_quiet and self._config.early_final:
             pass  # the early final is a few windows away, and would wait for a partial that was begun now
         elif utterance.scheduler.wants_partial(segmenter.speech_start, segmenter.position):
             return self._ask(channel, utterance, Purpose.PARTIAL, segmenter.segment())

@@ -354,6 +354,23 @@ def test_a_partial_that_had_to_wait_is_asked_as_it_should_be_when_its_turn_comes
     assert [request.request_id for request in engine.asked] == [0, 1, 2]
 
 
+def test_a_final_that_has_become_a_partial_gives_back_the_place_that_it_took() -> None:
+    """Speech may have gone on while an early final waited. Half of the places stay the partials' limit."""
+    engine = Engine(4)
+    dispatcher, _ = make(engine)
+
+    async def main() -> int:
+        finals = [dispatcher.decode(ask(n), lambda n=n: ask(n, Priority.LIVE_PARTIAL)) for n in range(12)]  # type: ignore[misc]
+        await asyncio.gather(*finals)
+        partials = [asyncio.create_task(dispatcher.decode(ask(50 + n, Priority.LIVE_PARTIAL))) for n in range(8)]
+        await asyncio.sleep(0.5)
+        at_once = engine.running
+        await asyncio.gather(*partials)
+        return at_once
+
+    assert virtual_time.run(main()) == 2
+
+
 def test_decoder_steps_are_counted_over_all_answers() -> None:
     metrics = Metrics()
     for taken, saved in ((7, 3), (5, 0)):
